@@ -114,7 +114,7 @@ impl BlockSet {
             Plan::Identify => reply.answer = Answer::Identity(unit.unit.identity.clone()),
             Plan::Survey(ByteRange { offset, len }) => {
                 // Boxed, so that the future of reads and writes is not as large.
-                let extents = Box::pin(survey(&unit.unit, offset, len, EXTENTS_MAX, slot)).await;
+                let extents = Box::pin(survey(&unit.unit, offset, len, EXTENTS_MAX, transfer, slot)).await;
                 reply.answer = Answer::Extents(extents.map_err(fault::of_fault)?);
             }
             Plan::Do(step) => {

@@ -98,6 +98,9 @@ pub trait Backend: Sync {
     /// # Errors
     /// [`Refusal::Store`] with an error of this kind, or another [`Refusal`].
     fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal>;
+
+    /// The process ends: all stores of this kind are dropped. Waits until what they had is free for the next process.
+    fn finish(&self) {}
 }
 
 impl dyn Backend {

@@ -239,9 +239,11 @@ impl Engine {
     /// # Errors
     /// When something could not be flushed.
     pub fn end(self) -> Result<(), EngineError> {
-        let Self { name_service, core_set, lock, health, refusals, .. } = self;
+        let Self { name_service, core_set, lock, health, refusals, volumes, registry, .. } = self;
         drop((name_service, health, refusals));
         let ended = core_set.end();
+        drop(volumes);
+        registry.backends.iter().for_each(|backend| backend.finish());
         drop(lock);
         ended
     }

@@ -192,13 +192,14 @@ static int round_of_work(void)
     int found = 0;
     for (int i = 0; i < queue_count; i++) {
         int own = 0, result;
-        /* As many as the queue has slots: the other queues wait. */
-        while ((result = work(&queues[i])) > 0 && (uint32_t)++own < queues[i].depth)
-            ;
+        /* As many as the queue has slots: the other queues wait. An answer does not wait for the next command. */
+        while ((result = work(&queues[i])) > 0) {
+            notify(&queues[i]), found = 1;
+            if ((uint32_t)++own == queues[i].depth)
+                break;
+        }
         if (result < 0)
             return -1;
-        if (own > 0)
-            notify(&queues[i]), found = 1;
     }
     return found;
 }

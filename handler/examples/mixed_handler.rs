@@ -3,6 +3,7 @@
 //! The command C0h returns the number of writes, as 8 bytes with the highest first:
 //! `sg_raw -r 8 /dev/sdX c0 00 00 00 00 00`.
 
+use lunar_handler::data::DataIn;
 use lunar_handler::scsi::{CHECK_CONDITION, MixedDevice, Outcome, ScsiCommand, ScsiDevice};
 use lunar_handler::serve::{Device, ServeError, serve_mixed};
 use lunar_handler::wire::Status;
@@ -62,15 +63,13 @@ impl ScsiDevice for Memory {
         0x00
     }
 
-    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Outcome {
+    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut DataIn<'_>) -> Outcome {
         if command.cdb.first() != Some(&COUNT_WRITES) {
             // ILLEGAL REQUEST, INVALID COMMAND OPERATION CODE. Lunar sends no other commands.
             let sense = vec![0x70, 0, 0x05, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x20, 0, 0, 0, 0, 0];
             return Outcome { status: CHECK_CONDITION, sense, residual: data_in.len() };
         }
-        let writes = self.writes.to_be_bytes();
-        let count = writes.len().min(data_in.len());
-        data_in[..count].copy_from_slice(&writes[..count]);
+        let count = data_in.put(0, &self.writes.to_be_bytes());
         Outcome { residual: data_in.len() - count, ..Outcome::default() }
     }
 }

@@ -1,6 +1,7 @@
 //! A handler in Rust that is a SCSI device: a processor (SPC-2 clause 9) that keeps what SEND brings, and returns it to
 //! RECEIVE. `processor_handler SOCKET`.
 
+use lunar_handler::data::DataIn;
 use lunar_handler::scsi::{CHECK_CONDITION, Nexus, Outcome, ScsiCommand, ScsiDevice};
 use lunar_handler::serve::{ServeError, serve_scsi};
 use std::path::Path;
@@ -16,15 +17,14 @@ struct Processor {
 }
 
 /// CHECK CONDITION: ILLEGAL REQUEST with this additional sense code.
-fn illegal(code: u8, data_in: &[u8]) -> Outcome {
+fn illegal(code: u8, data_in: &DataIn<'_>) -> Outcome {
     let sense = vec![0x70, 0, 0x05, 0, 0, 0, 0, 10, 0, 0, 0, 0, code, 0, 0, 0, 0, 0];
     Outcome { status: CHECK_CONDITION, sense, residual: data_in.len() }
 }
 
 /// GOOD with this data, as far as the initiator expects it.
-fn answer(bytes: &[u8], data_in: &mut [u8]) -> Outcome {
-    let count = bytes.len().min(data_in.len());
-    data_in[..count].copy_from_slice(&bytes[..count]);
+fn answer(bytes: &[u8], data_in: &mut DataIn<'_>) -> Outcome {
+    let count = data_in.put(0, bytes);
     Outcome { residual: data_in.len() - count, ..Outcome::default() }
 }
 
@@ -45,7 +45,7 @@ impl ScsiDevice for Processor {
         self.message.clear();
     }
 
-    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Outcome {
+    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut DataIn<'_>) -> Outcome {
         match command.cdb {
             // TEST UNIT READY
             [0x00, ..] => Outcome::default(),

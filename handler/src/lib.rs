@@ -9,9 +9,11 @@
 //! * [`serve`]: the loop of a handler in Rust, and the trait of blocks that it serves: [`serve::Device`]
 //! * [`making`]: the messages with a process that makes a store instead of serving one
 //! * [`scsi`]: the trait of SCSI commands that it serves: [`scsi::ScsiDevice`]; with both: [`scsi::MixedDevice`]
+//! * [`data`]: the data of these commands, from and to files without a copy
 //!
-//! [`wire`], [`ring`], [`making`] and [`scsi`] have no I/O. Only [`serve`] uses sockets.
+//! [`wire`], [`ring`], [`making`] and [`scsi`] have no I/O. Only [`serve`] uses sockets, and only [`data`] uses files.
 
+pub mod data;
 pub mod making;
 pub mod ring;
 pub mod scsi;

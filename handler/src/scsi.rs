@@ -1,5 +1,6 @@
 //! SCSI devices that a handler serves: the trait, and the execution of the commands of a queue on it.
 
+use crate::data::{DataIn, DataOut};
 use crate::ring::ScsiEnd;
 use crate::serve::{Device, Unit};
 use crate::wire::{FRAME_BYTES, Frame, NexusNames, Operation, SENSE_BYTES_MAX, Status, Submission, flags};
@@ -50,8 +51,8 @@ pub trait ScsiDevice {
     /// LOGICAL UNIT RESET.
     fn reset(&mut self) {}
 
-    /// Executes a command. `data_in` has as many bytes as the initiator expects, all of them zero.
-    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Outcome;
+    /// Executes a command. `data_in` has as many bytes as the initiator expects.
+    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut DataIn<'_>) -> Outcome;
 }
 
 /// A volume whose blocks a handler serves, with SCSI commands that Lunar does not have.
@@ -84,7 +85,7 @@ pub struct Nexus {
 }
 
 /// A SCSI command.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct ScsiCommand<'a> {
     /// The nexus that sent it; [`OWN_NEXUS`]: Lunar itself.
     pub nexus: u64,
@@ -93,7 +94,7 @@ pub struct ScsiCommand<'a> {
     /// The task attribute (SAM-5 8.9): 0 simple, 1 head of queue, 2 ordered. Lunar keeps the order within a nexus.
     pub attribute: u8,
     /// Data from the initiator.
-    pub data_out: &'a [u8],
+    pub data_out: DataOut<'a>,
     /// How long it may take.
     pub timeout: Duration,
 }
@@ -116,7 +117,6 @@ pub(crate) type Attached = BTreeMap<u64, u32>;
 pub(crate) struct Place<'a> {
     pub(crate) queue: u32,
     pub(crate) data: &'a Region,
-    pub(crate) buffer: &'a mut Vec<u8>,
     pub(crate) attached: &'a mut Attached,
 }
 
@@ -125,7 +125,7 @@ pub(crate) fn execute(command: &Submission, place: Place<'_>, device: &mut dyn S
     let at = || usize::try_from(command.data.get()).map_err(|_| Status::FAILED);
     let nexus = command.offset.get();
     match Operation(command.operation) {
-        Operation::SCSI => return execute_cdb(command, at()?, place, device),
+        Operation::SCSI => return execute_cdb(command, at()?, place.data, device),
         Operation::ATTACH => {
             let mut names = NexusNames::new_zeroed();
             inside(place.data.read(at()?, names.as_mut_bytes()))?;
@@ -162,29 +162,16 @@ fn inside(is_inside: bool) -> Result<(), Status> {
     if is_inside { Ok(()) } else { Err(Status::FAILED) }
 }
 
-fn execute_cdb(
-    command: &Submission,
-    at: usize,
-    place: Place<'_>,
-    device: &mut dyn ScsiDevice,
-) -> Result<ScsiEnd, Status> {
-    let Place { data, buffer, .. } = place;
+fn execute_cdb(command: &Submission, at: usize, data: &Region, device: &mut dyn ScsiDevice) -> Result<ScsiEnd, Status> {
     let mut frame = Frame::new_zeroed();
     inside(data.read(at, frame.as_mut_bytes()))?;
     let cdb = frame.cdb.get(..usize::from(frame.cdb_length)).filter(|cdb| !cdb.is_empty()).ok_or(Status::FAILED)?;
-    let length = usize::try_from(command.length.get()).ok().filter(|length| *length <= data.len());
-    let (length, start) = (length.ok_or(Status::FAILED)?, at + FRAME_BYTES);
-    if buffer.len() < length {
-        buffer.resize(length, 0);
-    }
-    let moved = &mut buffer[..length];
+    let length = usize::try_from(command.length.get()).map_err(|_| Status::FAILED)?;
     let is_in = command.flags & flags::DATA_IN != 0;
-    if is_in {
-        moved.fill(0);
-    } else {
-        inside(data.read(start, moved))?;
-    }
-    let (data_out, data_in) = if is_in { (&[][..], &mut *moved) } else { (&*moved, &mut [][..]) };
+    let (length_out, length_in) = if is_in { (0, length) } else { (length, 0) };
+    let start = at + FRAME_BYTES;
+    let data_out = DataOut::shared(data, start, length_out).ok_or(Status::FAILED)?;
+    let mut data_in = DataIn::shared(data, start, length_in).ok_or(Status::FAILED)?;
     let of_nexus = ScsiCommand {
         nexus: command.offset.get(),
         cdb,
@@ -192,11 +179,9 @@ fn execute_cdb(
         data_out,
         timeout: Duration::from_millis(command.timeout_milliseconds.get().into()),
     };
-    let Outcome { status, sense, residual } = device.execute(&of_nexus, data_in);
+    let Outcome { status, sense, residual } = device.execute(&of_nexus, &mut data_in);
     let count = length.saturating_sub(residual);
-    if is_in {
-        inside(data.write(start, &moved[..count]))?;
-    }
+    data_in.fill_to(count.min(length_in));
     let sense = &sense[..sense.len().min(SENSE_BYTES_MAX)];
     inside(data.write(at + std::mem::offset_of!(Frame, sense), sense))?;
     // Both are bounded by the memory of the data and by the frame.

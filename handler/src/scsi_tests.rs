@@ -9,6 +9,8 @@ struct Echo {
     heard: Vec<String>,
     residual: usize,
     sense: Vec<u8>,
+    /// How many bytes of Data-In it fills; all of them otherwise.
+    fills: Option<usize>,
 }
 
 impl ScsiDevice for Echo {
@@ -32,9 +34,9 @@ impl ScsiDevice for Echo {
         self.heard.push("reset".into());
     }
 
-    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Outcome {
-        assert!(data_in.iter().all(|byte| *byte == 0), "no data of an earlier command");
-        data_in.fill(command.cdb[0]);
+    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut DataIn<'_>) -> Outcome {
+        let filled = self.fills.unwrap_or(data_in.len());
+        data_in.put(0, &vec![command.cdb[0]; filled]);
         let ScsiCommand { nexus, cdb, data_out, .. } = *command;
         self.heard.push(format!("{cdb:02x?} of {nexus}, {} out, {} in", data_out.len(), data_in.len()));
         Outcome { status: CHECK_CONDITION, sense: self.sense.clone(), residual: self.residual }
@@ -50,7 +52,6 @@ fn submission(operation: Operation, flags: u8, nexus: u64, length: u64, data: u6
 
 struct Bench {
     data: Region,
-    buffer: Vec<u8>,
     attached: Attached,
     device: Echo,
 }
@@ -58,7 +59,7 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let data = Region::zeroed(DATA_BYTES);
-        Self { data, buffer: Vec::new(), attached: Attached::new(), device: Echo::default() }
+        Self { data, attached: Attached::new(), device: Echo::default() }
     }
 
     fn frame(&self, at: usize, cdb: &[u8]) {
@@ -69,8 +70,8 @@ impl Bench {
     }
 
     fn run(&mut self, command: &Submission) -> Result<ScsiEnd, Status> {
-        let Self { data, buffer, attached, device } = self;
-        execute(command, Place { queue: 1, data, buffer, attached }, device)
+        let Self { data, attached, device } = self;
+        execute(command, Place { queue: 1, data, attached }, device)
     }
 
     fn bytes(&self, at: usize, count: usize) -> Vec<u8> {
@@ -88,11 +89,23 @@ fn a_command_moves_its_data_and_its_sense_data() {
     let end = bench.run(&submission(Operation::SCSI, flags::DATA_IN, 7, 9, 8192));
     let wanted = ScsiEnd { status: CHECK_CONDITION, moved: 6, sense_length: SENSE_BYTES_MAX as u16 };
     assert_eq!(end, Ok(wanted));
-    assert_eq!(bench.bytes(8192 + FRAME_BYTES, 9), [0x12, 0x12, 0x12, 0x12, 0x12, 0x12, 0, 0, 0]);
+    assert_eq!(bench.bytes(8192 + FRAME_BYTES, 6), [0x12; 6]);
     assert_eq!(bench.bytes(8192 + 64, SENSE_BYTES_MAX + 1)[SENSE_BYTES_MAX - 1..], [0x70, 0]);
     bench.frame(0, &[0x0a, 0, 0, 0, 5, 0]);
     assert_eq!(bench.run(&submission(Operation::SCSI, 0, 7, 5, 0)).map(|end| end.moved), Ok(2));
     assert_eq!(bench.device.heard[1], "[0a, 00, 00, 00, 05, 00] of 7, 5 out, 0 in");
+}
+
+#[test]
+fn memory_that_a_device_has_not_filled_has_no_data_of_an_earlier_command() {
+    let mut bench = Bench::new();
+    assert!(bench.data.write(FRAME_BYTES, &[0x55; 9000]));
+    bench.frame(0, &[0x12, 0, 0, 0, 9, 0]);
+    (bench.device.residual, bench.device.fills) = (10, Some(3));
+    let end = bench.run(&submission(Operation::SCSI, flags::DATA_IN, 7, 8900, 0));
+    assert_eq!(end.map(|end| end.moved), Ok(8890));
+    let bytes = bench.bytes(FRAME_BYTES, 8892);
+    assert!(bytes[..3] == [0x12; 3] && bytes[3..8890].iter().all(|byte| *byte == 0) && bytes[8890..] == [0x55; 2]);
 }
 
 #[test]

@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 
 /// How long the loop looks for commands before it sleeps: to sleep and be woken costs about as much.
 const SPIN: Duration = Duration::from_micros(50);
+/// Passes without a command after which the loop reads the clock.
+const PASSES: u32 = 16;
 /// How often the loop looks for messages while there are always commands.
 const MESSAGES: Duration = Duration::from_millis(10);
 /// Most queues of one connection: Lunar has one for each of its cores.
@@ -199,9 +201,9 @@ pub fn serve_on(connection: Connection, device: &mut dyn Device) -> Result<(), S
 /// Errors of [`serve`].
 pub fn serve_scsi(path: &Path, device: &mut dyn ScsiDevice) -> Result<(), ServeError> {
     let connection = Connection::open_scsi(path, device.name(), device.device_type())?;
-    let mut commands = Commands { device, buffer: Vec::new(), attached: Attached::new() };
+    let mut commands = Commands { device, attached: Attached::new() };
     let result = run(connection, &mut commands);
-    let Commands { device, attached, .. } = commands;
+    let Commands { device, attached } = commands;
     attached.into_keys().for_each(|nexus| device.detach(nexus));
     result
 }
@@ -260,7 +262,6 @@ impl Level for Blocks<'_> {
 /// The level of SCSI commands.
 struct Commands<'a> {
     device: &'a mut dyn ScsiDevice,
-    buffer: Vec<u8>,
     attached: Attached,
 }
 
@@ -270,8 +271,8 @@ impl Level for Commands<'_> {
     }
 
     fn execute(&mut self, command: &Submission, (queue, data): (u32, &Region)) -> Result<End, Status> {
-        let (buffer, attached) = (&mut self.buffer, &mut self.attached);
-        scsi::execute(command, scsi::Place { queue, data, buffer, attached }, self.device).map(End::Scsi)
+        let place = scsi::Place { queue, data, attached: &mut self.attached };
+        scsi::execute(command, place, self.device).map(End::Scsi)
     }
 
     fn close(&mut self, queue: u32) {
@@ -296,7 +297,7 @@ impl Level for Mixed<'_> {
         if Operation(command.operation).is_of_blocks() {
             return execute(command, data, buffer, device.blocks());
         }
-        scsi::execute(command, scsi::Place { queue, data, buffer, attached }, device.commands()).map(End::Scsi)
+        scsi::execute(command, scsi::Place { queue, data, attached }, device.commands()).map(End::Scsi)
     }
 
     fn close(&mut self, queue: u32) {
@@ -305,14 +306,20 @@ impl Level for Mixed<'_> {
 }
 
 fn run(mut connection: Connection, level: &mut dyn Level) -> Result<(), ServeError> {
-    let (mut last, mut looked) = (Instant::now(), Instant::now());
+    let (mut looked, mut idle_since, mut passes) = (Instant::now(), None, 0_u32);
     loop {
         let is_busy = execute_all(&mut connection.queues, level)?;
-        let now = Instant::now();
         if is_busy {
-            last = now;
+            idle_since = None;
+        } else {
+            passes = passes.wrapping_add(1);
+            if !passes.is_multiple_of(PASSES) {
+                std::hint::spin_loop();
+                continue;
+            }
         }
-        let is_idle = now - last > SPIN;
+        let now = Instant::now();
+        let is_idle = !is_busy && now - *idle_since.get_or_insert(now) > SPIN;
         if !is_idle && now - looked < MESSAGES {
             continue;
         }
@@ -335,7 +342,6 @@ fn run(mut connection: Connection, level: &mut dyn Level) -> Result<(), ServeErr
 fn execute_all(queues: &mut [HandlerQueue], level: &mut dyn Level) -> Result<bool, ServeError> {
     let mut is_busy = false;
     for queue in queues {
-        let mut has_answered = false;
         // A queue that is always full must not keep the others, and messages, waiting.
         for _ in 0..queue.ring.depth() {
             let Some(command) = queue.ring.take()? else { break };
@@ -345,12 +351,10 @@ fn execute_all(queues: &mut [HandlerQueue], level: &mut dyn Level) -> Result<boo
                 Ok(End::Extent(extent)) => queue.ring.complete_extent(&command, extent),
                 Err(status) => queue.ring.complete(&command, status),
             }
-            has_answered = true;
-        }
-        if has_answered {
+            // An answer does not wait for the commands behind it, which may take long.
             queue.wake_lunar()?;
+            is_busy = true;
         }
-        is_busy |= has_answered;
     }
     Ok(is_busy)
 }
@@ -503,13 +507,12 @@ impl Connection {
             Err(Errno::INTR) => return Ok((false, [false; N])),
             other => other?,
         };
-        let ready: Vec<bool> = sources.iter().map(|source| !source.revents().is_empty()).collect();
-        let others = &ready[1 + self.queues.len()..];
-        for (queue, _) in self.queues.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
+        let is_ready = |at: usize| !sources[at].revents().is_empty();
+        for (queue, _) in self.queues.iter().zip(1..).filter(|(_, at)| is_ready(*at)) {
             // The counter says nothing that the ring does not say.
             let _ = rustix::io::read(&queue.commands, &mut [0; size_of::<u64>()]);
         }
-        Ok((ready[0], std::array::from_fn(|at| others[at])))
+        Ok((is_ready(0), std::array::from_fn(|at| is_ready(1 + self.queues.len() + at))))
     }
 
     /// Takes the next message, and waits for it; `None` when Lunar has closed the connection. Queues are opened and
@@ -612,4 +615,47 @@ fn memory<'a>(buffer: &'a mut Vec<u8>, length: u64, data: &Region) -> Result<&'a
         buffer.resize(length, 0);
     }
     Ok(&mut buffer[..length])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::{Command, TargetEnd, ring_bytes};
+    use rustix::event::{EventfdFlags, eventfd};
+
+    /// Notes before each command whether Lunar was woken.
+    struct Notes<'a>(&'a OwnedFd, Vec<bool>);
+
+    impl Level for Notes<'_> {
+        fn begin(&mut self, _: &Unit) {}
+
+        fn execute(&mut self, _: &Submission, _: (u32, &Region)) -> Result<End, Status> {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let signalled = poll(&mut [PollFd::new(self.0, PollFlags::IN)], Some(&now)).expect("it is open");
+            self.1.push(signalled > 0);
+            Ok(End::Plain)
+        }
+    }
+
+    #[test]
+    fn an_answer_wakes_lunar_before_the_next_command_is_executed() {
+        let file = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        let memory = Region::zeroed(ring_bytes(4));
+        let mut lunar = TargetEnd::new(memory.clone(), 4, 1);
+        let operation = Operation::FLUSH;
+        let command = Command { operation, flags: 0, offset: 0, length: 0, data: 0, timeout_milliseconds: 0 };
+        for _ in 0..3 {
+            assert!(lunar.submit(&command).is_some());
+        }
+        lunar.publish();
+        assert!(lunar.may_sleep());
+        let (answers, data) = (file(), Region::zeroed(4096));
+        let noted = answers.try_clone().expect("an eventfd");
+        let ring = HandlerEnd::open(memory.clone()).expect("they are sound");
+        let mut queues = [HandlerQueue { number: 1, ring, ring_memory: memory, data, commands: file(), answers }];
+        let mut notes = Notes(&noted, Vec::new());
+        assert!(execute_all(&mut queues, &mut notes).expect("the rings are sound"));
+        assert_eq!(notes.1, [false, true, true]);
+        assert!(!execute_all(&mut queues, &mut notes).expect("the rings are sound"));
+    }
 }

@@ -165,16 +165,16 @@ pub fn lock(image: &Image, own: &Process) -> Result<(), LockError> {
     let client = owners.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let claim = Claim { process: own.clone(), client }.to_string();
     let claim = CString::new(claim).map_err(|_| Failure(Errno::INVAL))?;
-    image.set_metadata(KEY, Some(&claim))?;
+    image.set_metadata(KEY, &claim)?;
     Ok(())
 }
 
-/// Gives the lock back.
+/// Gives the lock back. The claim stays: it is of no use to anyone once another client has the lock, and without it a
+/// successor would have to wait if this process died before the lock is free.
 ///
 /// # Errors
 /// Errors of the library.
 pub fn release(image: &Image) -> Result<(), Failure> {
-    image.set_metadata(KEY, None)?;
     image.release_lock()
 }
 

@@ -145,7 +145,6 @@ functions! {
         rbd_encryption_load(Handle, c_int, *mut c_void, usize) -> c_int;
         rbd_metadata_get(Handle, *const c_char, *mut c_char, *mut usize) -> c_int;
         rbd_metadata_set(Handle, *const c_char, *const c_char) -> c_int;
-        rbd_metadata_remove(Handle, *const c_char) -> c_int;
         rbd_lock_acquire(Handle, c_int) -> c_int;
         rbd_lock_release(Handle) -> c_int;
         rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;

@@ -27,6 +27,7 @@
 
 pub mod anonymous;
 pub mod block_device;
+pub mod blocking;
 pub mod channel;
 pub mod clock;
 pub mod disk;

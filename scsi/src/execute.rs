@@ -216,7 +216,7 @@ impl Target {
             Plan::Forward(_) => return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into()),
             Plan::Propose(change) => self.propose(nexus, call.command.tag, &itl.lu, *change).await?,
             Plan::Survey { lba, blocks, runs } => {
-                self.survey(lu, lba..lba + blocks, runs, amount, slot).await?;
+                self.survey(lu, lba..lba + blocks, (runs, amount), transfer, slot).await?;
                 return Ok(Worked::Answered);
             }
             Plan::Log(request) => {

@@ -25,6 +25,7 @@ use crate::generation::Generation;
 use format::{FIRST_RECORD, Header, Kind, RECORD_BYTES, Record};
 use index::Index;
 use log_file::LogFile;
+use lunar_handler::data::DataOut;
 use std::path::Path;
 
 /// Bytes of small records that are written at once.
@@ -32,7 +33,7 @@ const BATCH_BYTES: usize = 1 << 20;
 /// Most records that are written at once: the memory of their headers is bounded, and one of them has an entry in the
 /// index.
 const BATCH_RECORDS: usize = 4096;
-/// A block of fewer bytes is copied to a batch; a longer one is written from where it is.
+/// A block of fewer bytes is copied to a batch of several; a longer one is written and read where it is.
 const COPIED_BYTES_MAX: usize = 64 << 10;
 /// Bytes of new records after which they are synchronized and the index is saved, so that less of the log is read and
 /// written again after a crash: a minute on a slow disk.
@@ -150,6 +151,8 @@ pub struct Cartridge {
     saved_end: u64,
     /// Memory of records that are written or read.
     scratch: Vec<u8>,
+    /// Memory of a block that is compressed.
+    plain: Vec<u8>,
 }
 
 impl Cartridge {
@@ -197,6 +200,7 @@ impl Cartridge {
             is_damaged: false,
             saved_end: FIRST_RECORD,
             scratch: Vec::new(),
+            plain: Vec::new(),
         };
         cartridge.recover()?;
         Ok(cartridge)
@@ -292,21 +296,24 @@ impl Cartridge {
     /// Writes blocks of `block` bytes at the position, and moves the position behind them. A remainder of `data` is a
     /// shorter block.
     pub fn write_blocks(&mut self, data: &[u8], block: usize, compress: bool) -> Written {
+        self.write_data(data.into(), block, compress)
+    }
+
+    /// Like [`Cartridge::write_blocks`], with data in the memory of a handler. A long block goes from there to the
+    /// file: if Lunar changed it before the end of the call, which it must not, the record would count as damaged.
+    pub fn write_data(&mut self, data: DataOut<'_>, block: usize, compress: bool) -> Written {
         debug_assert!(block > 0 && block <= BLOCK_BYTES_MAX, "the drive checks the length of a block");
         if let Err(why) = self.begin_write() {
             return Written { blocks: 0, stopped: Some(why) };
         }
         let per_batch = (BATCH_BYTES / block).clamp(1, BATCH_RECORDS) * block;
         let per_batch = if block > COPIED_BYTES_MAX { block } else { per_batch };
-        let (mut blocks, mut rest) = (0, data);
-        while !rest.is_empty() {
-            let batch = rest.len().min(per_batch);
-            let (now, later) = rest.split_at(batch);
-            match self.write_batch(now, block, compress) {
+        let mut blocks = 0;
+        for batch in data.chunks(per_batch) {
+            match self.write_batch(batch, block, compress) {
                 Written { blocks: written, stopped: None } => blocks += written,
                 Written { blocks: written, stopped } => return Written { blocks: blocks + written, stopped },
             }
-            rest = later;
             if self.end.offset.saturating_sub(self.header.durable_end) >= SAVE_BYTES
                 && let Err(why) = self.synchronize()
             {
@@ -337,7 +344,7 @@ impl Cartridge {
             bytes.extend(record.emit(self.header.id));
             at = at.after(&record);
         }
-        let result = self.append(&[&bytes]);
+        let result = self.append(&bytes, DataOut::default());
         self.scratch = bytes;
         result?;
         self.passed(at);
@@ -464,31 +471,37 @@ impl Cartridge {
         }
     }
 
-    /// Writes blocks at once: either one long block, or some short ones.
-    fn write_batch(&mut self, data: &[u8], block: usize, compress: bool) -> Written {
+    /// Writes blocks at once: either one block from where it is, or some short ones.
+    fn write_batch(&mut self, data: DataOut<'_>, block: usize, compress: bool) -> Written {
         let mut bytes = std::mem::take(&mut self.scratch);
         bytes.clear();
         let (mut at, mut blocks, mut stopped) = (self.at, 0, None);
-        let mut last: &[u8] = &[];
+        let is_alone = data.len() <= block;
+        let mut in_place = DataOut::default();
         for one in data.chunks(block) {
-            let packed = compress.then(|| lz4_flex::block::compress(one)).filter(|packed| packed.len() < one.len());
-            let stored = packed.as_deref().unwrap_or(one);
-            let sum = crc32c::crc32c(stored);
-            let record = self.record(at, Kind::Block, stored.len(), one.len(), packed.is_some(), sum);
+            let start = bytes.len();
+            bytes.extend([0; RECORD_BYTES]);
+            let packed = if compress { packed(one, &mut self.plain) } else { None };
+            match &packed {
+                Some(packed) => bytes.extend(packed),
+                None if is_alone => in_place = one,
+                None => one.append_to(&mut bytes),
+            }
+            let mut sum = crc32c::crc32c(&bytes[start + RECORD_BYTES..]);
+            in_place.pieces(|piece| sum = crc32c::crc32c_append(sum, piece));
+            let stored = bytes.len() - start - RECORD_BYTES + in_place.len();
+            let record = self.record(at, Kind::Block, stored, one.len(), packed.is_some(), sum);
             if !self.has_room(at.after(&record).offset - self.at.offset) {
                 stopped = Some(CartridgeError::Full);
+                bytes.truncate(start);
+                in_place = DataOut::default();
                 break;
             }
-            bytes.extend(record.emit(self.header.id));
-            if packed.is_none() && block > COPIED_BYTES_MAX {
-                last = one;
-            } else {
-                bytes.extend(stored);
-            }
+            bytes[start..start + RECORD_BYTES].copy_from_slice(&record.emit(self.header.id));
             at = at.after(&record);
             blocks += 1;
         }
-        let result = self.append(&[&bytes, last]);
+        let result = self.append(&bytes, in_place);
         self.scratch = bytes;
         if let Err(why) = result {
             return Written { blocks: 0, stopped: Some(why) };
@@ -499,20 +512,14 @@ impl Cartridge {
         Written { blocks, stopped }
     }
 
-    /// Appends bytes at the position, which is the end.
-    fn append(&mut self, parts: &[&[u8]]) -> Result<(), CartridgeError> {
-        let mut offset = self.at.offset;
-        for part in parts.iter().filter(|part| !part.is_empty()) {
-            if let Err(why) = self.file.write(offset, part) {
-                // The part of a record that was written is removed. If that fails, nothing more is written.
-                return match self.file.truncate(self.at.offset) {
-                    Ok(()) => Err(CartridgeError::of_write(why)),
-                    Err(_) => Err(self.fail(why)),
-                };
-            }
-            offset += part.len() as u64;
+    /// Appends bytes, and data behind them, at the position, which is the end.
+    fn append(&mut self, head: &[u8], data: DataOut<'_>) -> Result<(), CartridgeError> {
+        let Err(why) = self.file.write(self.at.offset, head, data) else { return Ok(()) };
+        // The part of a record that was written is removed. If that fails, nothing more is written.
+        match self.file.truncate(self.at.offset) {
+            Ok(()) => Err(CartridgeError::of_write(why)),
+            Err(_) => Err(self.fail(why)),
         }
-        Ok(())
     }
 
     /// Moves the end and the position behind new records.
@@ -538,4 +545,10 @@ impl Cartridge {
         self.writes = Writes::Failed;
         CartridgeError::Io(why)
     }
+}
+
+/// A block that is shorter if it is compressed; `plain` is memory for a copy.
+fn packed(block: DataOut<'_>, plain: &mut Vec<u8>) -> Option<Vec<u8>> {
+    let packed = lz4_flex::block::compress(block.bytes(plain));
+    Some(packed).filter(|packed| packed.len() < block.len())
 }

@@ -15,7 +15,9 @@ pub use inventory::InventoryError;
 
 use crate::cartridge::{Cartridge, CartridgeError, is_barcode};
 use crate::drive::SharedDrive;
-use crate::scsi::{self, Answer, Asc, Cdb, Common, Device, Inquiry, Page, Reply, Row, Sense, SenseKey};
+use crate::scsi::{
+    self, Answer, Asc, Cdb, Common, DataIn, DataOut, Device, Inquiry, Page, Reply, Row, Sense, SenseKey,
+};
 use inventory::{Inventory, Occupant, SaveError};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -162,6 +164,17 @@ impl Changer {
 
     /// Executes a command of a nexus.
     pub fn execute(&mut self, nexus: u64, cdb: &[u8], data_out: &[u8], data_in: &mut [u8]) -> Reply {
+        self.execute_in_place(nexus, cdb, data_out.into(), &mut data_in.into())
+    }
+
+    /// Executes a command of a nexus whose data is in the memory of a handler.
+    pub fn execute_in_place(
+        &mut self,
+        nexus: u64,
+        cdb: &[u8],
+        data_out: DataOut<'_>,
+        data_in: &mut DataIn<'_>,
+    ) -> Reply {
         self.nexus = nexus;
         scsi::execute(self, cdb, data_out, data_in)
     }
@@ -359,31 +372,31 @@ impl Device for Changer {
 
 impl Changer {
     /// Commands that only check their CDB: nothing moves without a medium, and the inventory is always known.
-    fn nothing(&mut self, _: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    fn nothing(&mut self, _: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         Ok(0)
     }
 
-    fn request_sense(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    fn request_sense(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         scsi::request_sense(self, cdb, None, into)
     }
 
-    fn inquire(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    fn inquire(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         let serial = &self.serial;
         Inquiry { device_type: DEVICE_TYPE, product: PRODUCT, serial, standard: SMC_3, pages: &[] }.answer(cdb, into)
     }
 
-    fn prevent_allow(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    fn prevent_allow(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         self.is_prevented = cdb.bit(4, 0);
         Ok(0)
     }
 
-    fn position_to_element(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    fn position_to_element(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         check_transport(cdb)?;
         self.holder(cdb, 4)?;
         Ok(0)
     }
 
-    fn move_medium(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    fn move_medium(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         check_transport(cdb)?;
         let (from, to) = (self.holder(cdb, 4)?, self.holder(cdb, 6)?);
         self.full(from)?;
@@ -393,7 +406,7 @@ impl Changer {
     }
 
     /// EXCHANGE MEDIUM: the cartridge of the first destination goes to the second one, which may be the source.
-    fn exchange_medium(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    fn exchange_medium(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         check_transport(cdb)?;
         let (source, first, second) = (self.holder(cdb, 4)?, self.holder(cdb, 6)?, self.holder(cdb, 8)?);
         self.full(source)?;
@@ -408,13 +421,13 @@ impl Changer {
         Ok(0)
     }
 
-    fn report_codes(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    fn report_codes(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         scsi::report_codes::<Self>(cdb, into)
     }
 
     /// MODE SENSE: Element Address Assignment, Transport Geometry, and Device Capabilities (SMC-3 7.3). None of the
     /// parameters can be changed.
-    fn mode_sense(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    fn mode_sense(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         let mut assignment = Vec::new();
         for kind in [Kind::Transport, Kind::Slot, Kind::Port, Kind::Drive] {
             let addresses = self.layout.addresses(kind);

@@ -17,7 +17,7 @@ pub use shared::{LockedDrive, SharedDrive};
 
 use crate::cartridge::{BLOCK_BYTES_MAX, Cartridge, CartridgeError};
 use crate::generation::Generation;
-use crate::scsi::{self, Answer, Asc, Cdb, Common, Device, Inquiry, Reply, Sense, SenseKey, put};
+use crate::scsi::{self, Answer, Asc, Cdb, Common, DataIn, DataOut, Device, Inquiry, Reply, Sense, SenseKey, put};
 use state::{Counters, Mode};
 
 /// PERIPHERAL DEVICE TYPE of sequential-access devices.
@@ -76,6 +76,11 @@ impl Drive {
 
     /// Executes a command.
     pub fn execute(&mut self, cdb: &[u8], data_out: &[u8], data_in: &mut [u8]) -> Reply {
+        self.execute_in_place(cdb, data_out.into(), &mut data_in.into())
+    }
+
+    /// Executes a command whose data is in the memory of a handler.
+    pub fn execute_in_place(&mut self, cdb: &[u8], data_out: DataOut<'_>, data_in: &mut DataIn<'_>) -> Reply {
         scsi::execute(self, cdb, data_out, data_in)
     }
 
@@ -234,28 +239,28 @@ fn write_error(why: &CartridgeError) -> Sense {
 
 /// Commands without positions and data.
 impl Drive {
-    fn test_unit_ready(&mut self, _: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    fn test_unit_ready(&mut self, _: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         Ok(0)
     }
 
-    fn request_sense(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    fn request_sense(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         let otherwise = self.medium().err();
         scsi::request_sense(self, cdb, otherwise, into)
     }
 
     /// INQUIRY, with the Sequential-Access Device Capabilities VPD page (SSC-3 8.5.2).
-    fn inquire(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    fn inquire(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         // WORM: the drive writes WORM cartridges.
         self.inquiry(&[(0xb0, &[0x01, 0])]).answer(cdb, into)
     }
 
-    fn read_block_limits(&mut self, _: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    fn read_block_limits(&mut self, _: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         let [_, limit @ ..] = (BLOCK_BYTES_MAX as u32).to_be_bytes();
         put(&[0, limit[0], limit[1], limit[2], 0, 1], 6, into)
     }
 
     /// LOAD UNLOAD (SSC-3 7.2): an unloaded cartridge can be moved by the changer, or loaded again.
-    fn load_unload(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    fn load_unload(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         let (load, end_of_tape) = (cdb.bit(4, 0), cdb.bit(4, 2));
         if load && end_of_tape {
             return Err(Sense::cdb(4).into());
@@ -285,22 +290,22 @@ impl Drive {
         Ok(0)
     }
 
-    fn prevent_allow(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    fn prevent_allow(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         self.is_prevented = cdb.bit(4, 0);
         Ok(0)
     }
 
     /// SEND DIAGNOSTIC: only the self-test that the standard prescribes.
-    fn send_diagnostic(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    fn send_diagnostic(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         if cdb.bit(1, 2) && cdb.number(3, 2) == 0 { Ok(0) } else { Err(Sense::cdb(1).into()) }
     }
 
-    fn report_codes(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    fn report_codes(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         scsi::report_codes::<Self>(cdb, into)
     }
 
     /// REPORT DENSITY SUPPORT (SSC-3 7.9): the densities of the drive, or that of the loaded medium.
-    fn report_density(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    fn report_density(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         const WRITE_OK: u8 = 0x80;
         const DEFAULT: u8 = 0x20;
         if cdb.bit(1, 1) {
@@ -327,7 +332,7 @@ impl Drive {
 
     /// SECURITY PROTOCOL IN (SPC-4 6.40): only the list of protocols, which has itself alone. The drive does not
     /// encrypt: no initiator may believe that it does.
-    fn security_in(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    fn security_in(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         if cdb.byte(1) != 0 {
             return Err(Sense::cdb(1).into());
         }
@@ -337,7 +342,7 @@ impl Drive {
         }
     }
 
-    fn security_out(&mut self, _: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    fn security_out(&mut self, _: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         Err(Sense::cdb(1).into())
     }
 }

@@ -1,5 +1,6 @@
 //! SCSI commands as values: the CDB, the sense data, the answer, and tables of commands (SPC-4).
 
+pub use lunar_handler::data::{DataIn, DataOut};
 pub use lunar_scsi::Status;
 pub use lunar_scsi::sense::{Asc, SenseKey};
 use std::fmt;
@@ -181,10 +182,8 @@ impl Cdb<'_> {
 }
 
 /// Copies `bytes` to the memory for Data-In, as far as it and the allocation length allow.
-pub fn put(bytes: &[u8], allocation: usize, into: &mut [u8]) -> Answer {
-    let count = bytes.len().min(allocation).min(into.len());
-    into[..count].copy_from_slice(&bytes[..count]);
-    Ok(count)
+pub fn put(bytes: &[u8], allocation: usize, into: &mut DataIn<'_>) -> Answer {
+    Ok(into.put(0, &bytes[..bytes.len().min(allocation)]))
 }
 
 /// Appends a text, padded with spaces.
@@ -230,7 +229,7 @@ pub struct Row<D: 'static> {
     /// Its condition.
     pub needs: Needs,
     /// Executes it.
-    pub run: fn(&mut D, &Cdb<'_>, &[u8], &mut [u8]) -> Answer,
+    pub run: fn(&mut D, &Cdb<'_>, DataOut<'_>, &mut DataIn<'_>) -> Answer,
 }
 
 impl<D> Row<D> {
@@ -292,7 +291,7 @@ pub trait Device: Sized + 'static {
 }
 
 /// Executes a command.
-pub fn execute<D: Device>(device: &mut D, cdb: &[u8], data_out: &[u8], data_in: &mut [u8]) -> Reply {
+pub fn execute<D: Device>(device: &mut D, cdb: &[u8], data_out: DataOut<'_>, data_in: &mut DataIn<'_>) -> Reply {
     let cdb = Cdb(cdb);
     match run(device, &cdb, data_out, data_in) {
         Ok(moved) => Reply { status: Status::GOOD, sense: Vec::new(), moved },
@@ -303,7 +302,7 @@ pub fn execute<D: Device>(device: &mut D, cdb: &[u8], data_out: &[u8], data_in: 
     }
 }
 
-fn run<D: Device>(device: &mut D, cdb: &Cdb<'_>, data_out: &[u8], data_in: &mut [u8]) -> Answer {
+fn run<D: Device>(device: &mut D, cdb: &Cdb<'_>, data_out: DataOut<'_>, data_in: &mut DataIn<'_>) -> Answer {
     let is_code = |row: &&Row<D>| row.code == cdb.byte(0);
     if D::rows().iter().all(|row| !is_code(&row)) {
         return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
@@ -323,7 +322,12 @@ fn run<D: Device>(device: &mut D, cdb: &Cdb<'_>, data_out: &[u8], data_in: &mut 
 }
 
 /// REQUEST SENSE (SPC-4 6.39): a unit attention condition, or `otherwise`.
-pub fn request_sense<D: Device>(device: &mut D, cdb: &Cdb<'_>, otherwise: Option<Sense>, into: &mut [u8]) -> Answer {
+pub fn request_sense<D: Device>(
+    device: &mut D,
+    cdb: &Cdb<'_>,
+    otherwise: Option<Sense>,
+    into: &mut DataIn<'_>,
+) -> Answer {
     let sense = device
         .common()
         .take_attention()
@@ -333,7 +337,7 @@ pub fn request_sense<D: Device>(device: &mut D, cdb: &Cdb<'_>, otherwise: Option
 }
 
 /// REPORT SUPPORTED OPERATION CODES (SPC-4 6.35), without timeouts descriptors.
-pub fn report_codes<D: Device>(cdb: &Cdb<'_>, into: &mut [u8]) -> Answer {
+pub fn report_codes<D: Device>(cdb: &Cdb<'_>, into: &mut DataIn<'_>) -> Answer {
     const SERVACTV: u8 = 0x01;
     let rows = D::rows();
     let (option, code, action) = (cdb.byte(2) & 0x07, cdb.byte(3), cdb.number(4, 2));
@@ -400,7 +404,7 @@ impl Inquiry<'_> {
     }
 
     /// INQUIRY (SPC-4 6.6).
-    pub fn answer(&self, cdb: &Cdb<'_>, into: &mut [u8]) -> Answer {
+    pub fn answer(&self, cdb: &Cdb<'_>, into: &mut DataIn<'_>) -> Answer {
         let allocation = cdb.length(3, 2);
         if !cdb.bit(1, 0) {
             if cdb.byte(2) != 0 {
@@ -462,7 +466,7 @@ pub fn mode_sense(
     head: (u8, u8),
     descriptor: &[u8],
     pages: impl Fn(bool) -> Vec<Page>,
-    into: &mut [u8],
+    into: &mut DataIn<'_>,
 ) -> Answer {
     const ALL_PAGES: u8 = 0x3f;
     let is_long = cdb.byte(0) == 0x5a;

@@ -4,6 +4,7 @@ use crate::changer::{self, Changer};
 use crate::drive::{self, SharedDrive};
 use crate::library::Library;
 use crate::scsi::Reply;
+use lunar_handler::data::DataIn;
 use lunar_handler::scsi::{Outcome, ScsiCommand, ScsiDevice};
 use lunar_handler::serve::{ServeError, serve_scsi};
 use std::io;
@@ -21,7 +22,7 @@ const RETRY_REFUSED: Duration = Duration::from_secs(10);
 trait Unit: Send + 'static {
     const DEVICE_TYPE: u8;
     const NAME: &'static str;
-    fn execute(&self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Reply;
+    fn execute(&self, command: &ScsiCommand<'_>, data_in: &mut DataIn<'_>) -> Reply;
     fn reset(&self);
     fn detach(&self, nexus: u64) {
         let _ = nexus;
@@ -36,8 +37,8 @@ impl Unit for Arc<Mutex<Changer>> {
     const DEVICE_TYPE: u8 = changer::DEVICE_TYPE;
     const NAME: &'static str = concat!("lunar-tape changer ", env!("CARGO_PKG_VERSION"));
 
-    fn execute(&self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Reply {
-        lock(self).execute(command.nexus, command.cdb, command.data_out, data_in)
+    fn execute(&self, command: &ScsiCommand<'_>, data_in: &mut DataIn<'_>) -> Reply {
+        lock(self).execute_in_place(command.nexus, command.cdb, command.data_out, data_in)
     }
 
     fn reset(&self) {
@@ -53,8 +54,8 @@ impl Unit for Arc<SharedDrive> {
     const DEVICE_TYPE: u8 = drive::DEVICE_TYPE;
     const NAME: &'static str = concat!("lunar-tape drive ", env!("CARGO_PKG_VERSION"));
 
-    fn execute(&self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Reply {
-        self.lock().execute(command.cdb, command.data_out, data_in)
+    fn execute(&self, command: &ScsiCommand<'_>, data_in: &mut DataIn<'_>) -> Reply {
+        self.lock().execute_in_place(command.cdb, command.data_out, data_in)
     }
 
     fn reset(&self) {
@@ -88,7 +89,7 @@ impl<U: Unit> ScsiDevice for Served<U> {
         self.0.reset();
     }
 
-    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Outcome {
+    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut DataIn<'_>) -> Outcome {
         let reply = self.0.execute(command, data_in);
         // Only one of the directions has data.
         let expected = command.data_out.len() + data_in.len();
@@ -152,7 +153,7 @@ mod tests {
     use lunar_handler::scsi::{CHECK_CONDITION, GOOD};
 
     fn command<'a>(cdb: &'a [u8], data_out: &'a [u8]) -> ScsiCommand<'a> {
-        ScsiCommand { nexus: 1, cdb, attribute: 0, data_out, timeout: Duration::from_secs(1) }
+        ScsiCommand { nexus: 1, cdb, attribute: 0, data_out: data_out.into(), timeout: Duration::from_secs(1) }
     }
 
     #[test]
@@ -160,9 +161,9 @@ mod tests {
         let facts = DriveFacts { serial: "A".into(), generation: Generation::Lto8, compression: false };
         let mut drive = Served(SharedDrive::new(facts));
         let mut data = [0; 100];
-        let outcome = drive.execute(&command(&[0x12, 0, 0, 0, 36, 0], &[]), &mut data);
+        let outcome = drive.execute(&command(&[0x12, 0, 0, 0, 36, 0], &[]), &mut DataIn::from(&mut data[..]));
         assert_eq!((outcome.status, outcome.residual), (GOOD, 64));
-        let outcome = drive.execute(&command(&[0x0a, 0, 0, 0, 10, 0], &[0; 10]), &mut []);
+        let outcome = drive.execute(&command(&[0x0a, 0, 0, 0, 10, 0], &[0; 10]), &mut DataIn::from(&mut [][..]));
         assert_eq!((outcome.status, outcome.residual), (CHECK_CONDITION, 10));
         assert_eq!(outcome.sense.len(), 18);
         assert_eq!(drive.device_type(), 1);

@@ -147,6 +147,12 @@ impl Driver {
             Self::Other => reported,
         }
     }
+
+    /// Bytes of the blocks that read as zeroes after a discard of `granularity`, if the driver promises that. A zvol
+    /// rounds a discard to its blocks, in which a partition may begin anywhere.
+    fn discard_zeroes(self, granularity: u32, is_partition: bool) -> Option<u32> {
+        (self == Self::Zvol && granularity > 0 && !is_partition).then_some(granularity)
+    }
 }
 
 /// A device that may be served.
@@ -214,7 +220,7 @@ pub(crate) fn open(path: &Path, options: &Options, held: Option<Held<'_>>) -> Re
         sector,
         can_discard,
         can_zero: queue_limit(device, "write_zeroes_max_bytes").is_some_and(|max| max > 0),
-        discard_zeroes: (driver == Driver::Zvol && can_discard).then_some(granularity),
+        discard_zeroes: driver.discard_zeroes(granularity, is_partition(device)),
     };
     let alignment = if options.direct { Some(go_direct(&file, sector, options.block_size)?) } else { None };
     if driver == Driver::Zvol && !options.direct && !options.read_only {
@@ -255,6 +261,10 @@ pub(crate) fn open(path: &Path, options: &Options, held: Option<Held<'_>>) -> Re
 pub fn mark_at(path: &Path) -> Option<Mark> {
     let device = stat(path).ok()?;
     (FileType::from_raw_mode(device.st_mode) == FileType::BlockDevice).then(|| mark(path, device.st_rdev))
+}
+
+fn is_partition(device: u64) -> bool {
+    device_folder(device).join("partition").exists()
 }
 
 fn go_direct(file: &OwnedFd, sector: u32, block_size: u32) -> Result<Alignment, Refusal> {
@@ -320,6 +330,14 @@ mod tests {
             [32768, 131_072, 1 << 20, 1 << 20]
         );
         assert_eq!(other.optimal_io(32 << 20, 4096), 32 << 20);
+    }
+
+    #[test]
+    fn only_whole_zvols_promise_zeroes_after_a_discard() {
+        let [zvol, partition] = ["zd16", "zd16p1"].map(Driver::of_name);
+        assert_eq!(zvol.discard_zeroes(16384, false), Some(16384));
+        assert_eq!((zvol.discard_zeroes(0, false), partition.discard_zeroes(16384, true)), (None, None));
+        assert_eq!(Driver::Other.discard_zeroes(4096, false), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Handlers as a back end of the engine: the kind `handler`.
 
 use crate::error::{HandlerError, Mistake};
-use crate::life::Lifetime;
+use crate::life::{Lifetime, until_all_ended};
 use crate::schema::{DEVICE_TYPES, DeviceType, HandlerKeys, PATIENCE, SOCKET_MODE};
 use crate::shared::Unit;
 use crate::volume::{HandlerUnit, HandlerVolume};
@@ -98,6 +98,10 @@ impl Backend for HandlerBackend {
         // Two writers ruin a tape.
         let terms = Terms { exclusive: device_type == PeripheralType::TAPE, ..Terms::default() };
         Ok(Opened::Device(Arc::new(HandlerUnit { life, unit, device_type, terms })))
+    }
+
+    fn finish(&self) {
+        until_all_ended();
     }
 }
 

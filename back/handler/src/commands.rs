@@ -194,11 +194,14 @@ impl Core {
         let mut queue = self.common.queue.borrow_mut();
         let in_time = queue.as_mut().and_then(|queue| {
             let all = queue.in_progress().filter(|(job, _)| job.deadline > now);
-            all.map(|(_, submitted)| submitted).min()
+            all.map(|(_, age)| age).min()
         });
-        let Some(oldest) = self.common.shared.oldest_in_time(self.port.get(), in_time) else { return };
+        let port = self.port.get();
+        let Some(oldest) = self.common.shared.oldest_in_time(port, in_time) else { return };
         let all = queue.iter_mut().flat_map(|queue| queue.in_progress());
-        for (job, _) in all.filter(|(job, submitted)| job.deadline <= now && *submitted >= oldest) {
+        // Strictly older: two commands of one turn must not wait for each other without end.
+        let is_younger = |(submitted, order)| (submitted, port, order) > oldest;
+        for (job, _) in all.filter(|(job, age)| job.deadline <= now && is_younger(*age)) {
             job.deadline = now + job.patience;
         }
     }

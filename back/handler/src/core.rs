@@ -50,8 +50,9 @@ impl Carried for Request {
         Command { operation, flags, offset, length, data, timeout_milliseconds }
     }
 
-    fn end(&mut self, memory: &mut Memory<'_>, _: &Answer) {
-        if let Data::In(into) = &mut self.io.data {
+    fn end(&mut self, memory: &mut Memory<'_>, answer: &Answer) {
+        // A read that failed has left data of other commands in its place.
+        if let (Data::In(into), Status::GOOD) = (&mut self.io.data, answer.status) {
             let count = into.len();
             memory.empty(0, into, count);
         }

@@ -6,6 +6,7 @@ use crate::volume::HandlerUnit;
 use lunar_core::io::Fault;
 use lunar_core::mem::SgMut;
 use lunar_core::port::NexusName;
+use lunar_handler::data::DataIn;
 use lunar_handler::scsi::{CHECK_CONDITION, Nexus, OWN_NEXUS, Outcome, ScsiCommand, ScsiDevice};
 use lunar_handler::serve::{Connection, ServeError, serve_scsi};
 use lunar_handler::wire::{Operation, Status, Submission};
@@ -52,16 +53,14 @@ impl ScsiDevice for Tape {
         _ = self.heard.send("reset".into());
     }
 
-    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Outcome {
+    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut DataIn<'_>) -> Outcome {
         let mut outcome = Outcome::default();
         match command.cdb {
             [0x0a, ..] => self.block = command.data_out.to_vec(),
             [0x08, ..] => {
-                let count = self.block.len().min(data_in.len());
-                data_in[..count].copy_from_slice(&self.block[..count]);
-                outcome.residual = data_in.len() - count;
+                outcome.residual = data_in.len() - data_in.put(0, &self.block);
             }
-            [0x12, ..] => data_in[..36].copy_from_slice(&[&[1, 0x80, 6, 2, 31, 0, 0, 0][..], &[b'T'; 28]].concat()),
+            [0x12, ..] => _ = data_in.put(0, &[&[1, 0x80, 6, 2, 31, 0, 0, 0][..], &[b'T'; 28]].concat()),
             [0xc0, ..] => {
                 outcome = Outcome { status: CHECK_CONDITION, sense: vec![0x70, 0, 3, 0, 0, 0, 0, 10], residual: 0 };
             }
@@ -332,6 +331,30 @@ fn a_command_behind_a_long_one_does_not_make_the_handler_late() {
         bench.until(|| life.view(&unit.unit).state == "connected").await;
         let unanswered = bench.start_within(short, 3, &READ, ForwardedData::In(bench.memory(8)));
         assert_eq!(unanswered.wait().await.map(|reply| reply.status), Err(Fault::Timeout));
+        tell.send(()).expect("the script waits");
+    });
+}
+
+#[test]
+fn commands_of_one_turn_do_not_wait_for_each_other_without_end() {
+    let folder = Folder::new("scsi-turn");
+    let unit = unit(&folder, |_| {});
+    let (tell, told) = mpsc::channel();
+    let script = move |socket: PathBuf| {
+        let mut handler = connected(&socket);
+        let both = [next(&mut handler), next(&mut handler)];
+        told.recv_timeout(LIMIT).expect("they have failed");
+        both.iter().for_each(|command| answer(&mut handler, command));
+    };
+    play(&folder, &unit, script, async |bench| {
+        bench.until_connected(0).await;
+        let start = |(id, time)| bench.start_within(Duration::from_millis(time), id, &WRITE, bench.out(1));
+        let both = [(1, 500), (2, 800)].map(start);
+        let begun = Instant::now();
+        for command in both {
+            assert_eq!(command.wait().await.map(|reply| reply.status), Err(Fault::Timeout));
+        }
+        assert!(begun.elapsed() < LIMIT / 2, "they were extended again and again");
         tell.send(()).expect("the script waits");
     });
 }

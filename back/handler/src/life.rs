@@ -8,11 +8,16 @@ use crate::space;
 use lunar_control::api::HandlerView;
 use lunar_engine::backend::{Condition, PoolSpace, StoreTrouble};
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-/// The socket and its thread, until the last user has gone.
+/// Time between two looks whether a thread has ended.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The socket and its thread, which ends soon after the last user has gone.
 #[derive(Debug)]
 pub(crate) struct Lifetime {
     shared: Arc<Shared>,
@@ -25,6 +30,7 @@ impl Lifetime {
     /// # Errors
     /// When the socket cannot be made.
     pub(crate) fn begin(unit: &Unit) -> Result<Arc<Self>, Mistake> {
+        until_free(&unit.path);
         let socket = control::listen_at(&unit.path, unit.mode)?;
         let shared = Shared::new(unit.clone()).map_err(Mistake::Socket)?;
         Self::behind(Door::Socket(socket), Arc::new(shared)).map_err(Mistake::Socket)
@@ -35,6 +41,7 @@ impl Lifetime {
     /// # Errors
     /// When the thread that starts it cannot be made.
     pub(crate) fn of_image(unit: &Unit, known: Option<&str>) -> io::Result<Arc<Self>> {
+        until_free(&unit.path);
         let shared = Arc::new(Shared::new(unit.clone())?);
         shared.state().identity = known.map(str::to_owned);
         Self::behind(Door::Program(Box::new(Supervisor::new())), shared)
@@ -175,12 +182,39 @@ impl Lifetime {
 }
 
 impl Drop for Lifetime {
+    /// Tells the thread to end, and does not wait for it: a core may drop the last user, and the process of an image
+    /// takes its time.
     fn drop(&mut self) {
         self.shared.end();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // The thread waits for nothing else; afterwards the path of the socket is free.
         if let Some(thread) = thread {
-            let _ = thread.join();
+            let mut ending = ending();
+            ending.retain(|(_, thread)| !thread.is_finished());
+            ending.push((self.shared.unit().path, thread));
         }
+    }
+}
+
+/// The threads that were told to end, each with the path of its volume.
+static ENDING: Mutex<Vec<(PathBuf, JoinHandle<()>)>> = Mutex::new(Vec::new());
+
+fn ending() -> MutexGuard<'static, Vec<(PathBuf, JoinHandle<()>)>> {
+    ENDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until the path of a volume that was closed is free again: its thread removes the socket, and its process gives
+/// the lock of the image back.
+fn until_free(path: &Path) {
+    until_ended(|own| own == path);
+}
+
+/// Waits until the threads of all volumes that were closed have ended.
+pub(crate) fn until_all_ended() {
+    until_ended(|_| true);
+}
+
+fn until_ended(is_awaited: impl Fn(&Path) -> bool) {
+    while ending().iter().any(|(path, thread)| is_awaited(path) && !thread.is_finished()) {
+        std::thread::sleep(PAUSE);
     }
 }

@@ -3,6 +3,7 @@
 use crate::device_tests::{Bench, moved, unit};
 use crate::tests::{Folder, LIMIT, Memory, SIZE};
 use lunar_core::io::{Completion, Data, Io, Op};
+use lunar_handler::data::DataIn;
 use lunar_handler::scsi::{MixedDevice, Nexus, Outcome, ScsiCommand, ScsiDevice};
 use lunar_handler::serve::{Connection, Device, ServeError, serve_mixed};
 use lunar_handler::wire::{Message, OperationCodes};
@@ -48,10 +49,9 @@ impl ScsiDevice for Commands {
         self.0.push(b'R');
     }
 
-    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Outcome {
+    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut DataIn<'_>) -> Outcome {
         self.0.push(command.cdb[0]);
-        let count = self.0.len().min(data_in.len());
-        data_in[..count].copy_from_slice(&self.0[..count]);
+        let count = data_in.put(0, &self.0);
         Outcome { residual: data_in.len() - count, ..Outcome::default() }
     }
 }

@@ -241,10 +241,10 @@ impl<R: Carried> Queue<R> {
         std::mem::replace(&mut self.losses, now) != now && is_lost([&self.data].into_iter())
     }
 
-    /// The requests in progress, and when they were submitted.
-    pub(crate) fn in_progress(&mut self) -> impl Iterator<Item = (&mut R, Instant)> {
+    /// The requests in progress, and when they were submitted: the time of the turn, and their order in it.
+    pub(crate) fn in_progress(&mut self) -> impl Iterator<Item = (&mut R, (Instant, u64))> {
         self.slots.iter_mut().filter_map(|taken| match taken {
-            Some(Taken::InProgress { request, submitted, .. }) => Some((request, *submitted)),
+            Some(Taken::InProgress { request, submitted, order, .. }) => Some((request, (*submitted, *order))),
             _ => None,
         })
     }

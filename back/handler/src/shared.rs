@@ -107,8 +107,8 @@ pub(crate) struct Port {
     pub(crate) events: Sender<Event>,
     /// The generation of its queue; zero: it has none.
     pub(crate) generation: u32,
-    /// When the oldest of its commands was submitted for which the handler has time left.
-    oldest: Option<CoreInstant>,
+    /// When the oldest of its commands was submitted for which the handler has time left, and its order in that turn.
+    oldest: Option<(CoreInstant, u64)>,
 }
 
 /// The state behind the lock.
@@ -151,6 +151,11 @@ pub(crate) struct Counts {
     pub(crate) faults: AtomicU64,
 }
 
+/// A counter in cache lines of its own: a core that counts does not slow down the others that read its neighbours.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Alone<T>(T);
+
 #[derive(Debug)]
 pub(crate) struct Shared {
     unit: Mutex<Unit>,
@@ -161,7 +166,7 @@ pub(crate) struct Shared {
     /// Commands that were not answered in time and may still be executed, on all cores.
     late: AtomicUsize,
     /// Changes of the data that were answered, on all cores.
-    changes: AtomicU64,
+    changes: Alone<AtomicU64>,
     /// Changes that a flush has written to the medium.
     flushed: AtomicU64,
     /// Wakes the control thread.
@@ -183,7 +188,7 @@ impl Shared {
     pub(crate) fn new(unit: Unit) -> io::Result<Self> {
         let [timeout, restart] = milliseconds(&unit).map(AtomicU64::new);
         // A process before this one may have changed the volume, unless nothing may.
-        let changes = AtomicU64::new(u64::from(!unit.read_only));
+        let changes = Alone(AtomicU64::new(u64::from(!unit.read_only)));
         Ok(Self {
             unit: Mutex::new(unit),
             command_timeout_milliseconds: timeout,
@@ -257,17 +262,27 @@ impl Shared {
         self.ring();
     }
 
-    /// The oldest of the commands of this port for which the handler has time left was submitted at `oldest`; returns
-    /// when that of all ports was.
-    pub(crate) fn oldest_in_time(&self, number: u32, oldest: Option<CoreInstant>) -> Option<CoreInstant> {
+    /// The oldest of the commands of this port for which the handler has time left was submitted at `oldest`, with its
+    /// order in that turn; returns when that of all ports was, with the number of its port. No two are equal.
+    pub(crate) fn oldest_in_time(
+        &self,
+        number: u32,
+        oldest: Option<(CoreInstant, u64)>,
+    ) -> Option<(CoreInstant, u32, u64)> {
         let mut state = self.state();
         state.ports.iter_mut().filter(|port| port.number == number).for_each(|port| port.oldest = oldest);
-        state.ports.iter().filter_map(|port| port.oldest).min()
+        let all = state.ports.iter().filter_map(|port| port.oldest.map(|(at, order)| (at, port.number, order)));
+        all.min()
     }
 
-    /// A core has found a defect of the handler: its connection ends.
+    /// A core has found a defect of the handler: its connection ends. A core may find one of an earlier handler after
+    /// another core has found one of this handler.
     pub(crate) fn fail(&self, generation: u32, why: String) {
-        self.state().fault = Some((generation, why));
+        let mut state = self.state();
+        if state.fault.as_ref().is_none_or(|(known, _)| generation >= *known) {
+            state.fault = Some((generation, why));
+        }
+        drop(state);
         self.ring();
     }
 
@@ -296,12 +311,12 @@ impl Shared {
 
     /// The number of the last change that was answered.
     pub(crate) fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire)
+        self.changes.0.load(Ordering::Acquire)
     }
 
     /// A change is about to be answered, or has failed and may have changed some of its bytes.
     pub(crate) fn add_change(&self) {
-        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.changes.0.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Whether a flush has nothing to do: a volume that is not changed is flushed without a handler.

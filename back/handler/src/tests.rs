@@ -1,4 +1,5 @@
-use crate::shared::Unit;
+use crate::life::until_all_ended;
+use crate::shared::{Shared, Unit};
 use crate::volume::HandlerVolume;
 use lunar_control::api::HandlerView;
 use lunar_core::io::{Completion, Data, Extent, Fault, Io, Op, Outcome, Store};
@@ -293,6 +294,40 @@ fn commands_without_an_answer_go_to_the_next_handler_in_order() {
     assert_eq!(seen, wanted);
     let view = view(&volume);
     assert_eq!((view.connections, view.replayed, view.faults), (2, 3, 0));
+}
+
+#[test]
+fn a_read_that_failed_brings_no_data_of_other_commands() {
+    let folder = Folder::new("failed-read");
+    let volume = folder.volume(|_| {});
+    let script = |socket: PathBuf| {
+        let mut handler = connected(&socket);
+        let written = next(&mut handler);
+        answer(&mut handler, &written, Status::GOOD);
+        let read = next(&mut handler);
+        assert_eq!(data(&handler, &read), 9, "the place of the write");
+        answer(&mut handler, &read, Status::MEDIUM_ERROR);
+    };
+    play(&folder, &volume, script, async |reactor, store| {
+        assert_eq!(result(&start(store, write(reactor.arena(), 0, 9))).await, Ok(4096));
+        let mut memory = reactor.arena().take_sg(4096).expect("room");
+        memory.fill_from(0, 5);
+        let read = start(store, Io { op: Op::Read, offset: 8192, data: Data::In(memory) });
+        let outcome = read.wait().await;
+        let Data::In(memory) = &outcome.data else { panic!("the memory comes back") };
+        let mut bytes = [0; 4096];
+        assert_eq!((outcome.result, memory.copy_to(0, &mut bytes)), (Err(Fault::Medium), 4096));
+        assert_eq!(bytes, [5; 4096]);
+    });
+}
+
+#[test]
+fn a_fault_of_an_earlier_handler_does_not_hide_one_of_this_handler() {
+    let shared = Shared::new(Folder::new("faults").unit()).expect("an eventfd");
+    for (generation, why) in [(2, "new"), (1, "old"), (2, "newest")] {
+        shared.fail(generation, why.into());
+        assert_eq!(shared.state().fault.as_ref().map(|(generation, _)| *generation), Some(2));
+    }
 }
 
 #[test]
@@ -610,5 +645,6 @@ fn a_volume_that_is_changed_keeps_its_socket_and_its_handler_connects_again() {
     let Ok(Some(Message::Welcome(welcome))) = again.receive() else { panic!("it fits") };
     assert_eq!(welcome.size.get(), SIZE);
     drop(grown);
+    until_all_ended();
     assert!(!folder.socket().exists());
 }

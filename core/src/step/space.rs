@@ -3,13 +3,18 @@
 use super::kinds::{SlotContext, ask};
 use super::long::LongStep;
 use crate::io::{Data, Extent, Fault, Op, Space};
+use crate::port::Transfer;
 use crate::unit::{Admitted, Unit};
 
-/// Most requests of [`survey`] to a store: this limits the time of one command.
+/// Most requests of [`survey`] to a store that answers at once.
 const SURVEY_ASKS_MAX: usize = 4096;
+/// The time after which [`survey`] asks no more, in nanoseconds: a store behind a network takes milliseconds for each
+/// request, and initiators wait for a command for some seconds.
+const SURVEY_NANOSECONDS: u64 = 1_000_000_000;
 
 /// Reports which bytes of `offset..offset + len` are mapped, from the first on, as at most `runs` runs of whole
-/// blocks; runs that follow each other differ. The answer ends early if it would take too many requests.
+/// blocks; runs that follow each other differ. The answer ends early if it would take too many requests or too long,
+/// and when the command is aborted.
 ///
 /// # Errors
 /// The fault of the store, except [`Fault::Unsupported`]: then all bytes count as mapped.
@@ -18,15 +23,17 @@ pub async fn survey(
     offset: u64,
     len: u64,
     runs: usize,
+    transfer: &impl Transfer,
     slot: &mut SlotContext,
 ) -> Result<Vec<Extent>, Fault> {
     let block = u64::from(unit.geometry.block_size);
     let unit = Admitted::to(unit);
     let mut long = LongStep::spacing(&unit, len);
+    let end = slot.watch.now() + SURVEY_NANOSECONDS;
     let (mut found, mut at) = (Vec::<Extent>::new(), 0);
     for _ in 0..SURVEY_ASKS_MAX {
         let rest = len - at;
-        if rest == 0 {
+        if rest == 0 || at > 0 && (transfer.aborted() || slot.watch.now() >= end) {
             break;
         }
         let turn = long.turn().await;

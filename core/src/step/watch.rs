@@ -44,7 +44,8 @@ impl Watch {
         Self { stats: Some(stats), ..Self::default() }
     }
 
-    fn now(&self) -> u64 {
+    /// The time in nanoseconds.
+    pub(super) fn now(&self) -> u64 {
         self.stats.as_ref().map_or(0, |stats| stats.now().0)
     }
 

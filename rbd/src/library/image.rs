@@ -280,20 +280,14 @@ impl Image {
         }
     }
 
-    /// Sets the value of a key of its metadata, or removes it.
+    /// Sets the value of a key of its metadata.
     ///
     /// # Errors
     /// Errors of the library.
-    pub fn set_metadata(&self, key: &CStr, value: Option<&CStr>) -> Result<(), Failure> {
-        let rbd = self.rbd();
+    pub fn set_metadata(&self, key: &CStr, value: &CStr) -> Result<(), Failure> {
         // SAFETY: the image is open, and both are strings.
-        Failure::check(unsafe {
-            match value {
-                Some(value) => (rbd.rbd_metadata_set)(self.handle, key.as_ptr(), value.as_ptr()),
-                None => (rbd.rbd_metadata_remove)(self.handle, key.as_ptr()),
-            }
-        })
-        .map(drop)
+        let set = unsafe { (self.rbd().rbd_metadata_set)(self.handle, key.as_ptr(), value.as_ptr()) };
+        Failure::check(set).map(drop)
     }
 
     /// The clients that have the lock.

@@ -11,6 +11,7 @@ use crate::row::{CommandType, Data};
 use crate::sense::Sense;
 use crate::target::Target;
 use lunar_core::io::Extent;
+use lunar_core::port::Transfer;
 use lunar_core::step::{self, SlotContext};
 use lunar_core::unit::Geometry;
 use lunar_core::wire::{Writer, be};
@@ -188,14 +189,14 @@ impl Target {
         &self,
         lu: &Emulated,
         blocks: Range<u64>,
-        runs: usize,
-        amount: u32,
+        (runs, amount): (usize, u32),
+        transfer: &impl Transfer,
         slot: &mut SlotContext,
     ) -> Result<(), Refusal> {
         let geometry = &lu.unit.geometry;
         let block = u64::from(geometry.block_size);
         let len = (blocks.end - blocks.start) * block;
-        let found = step::survey(&lu.unit, blocks.start * block, len, runs, slot).await;
+        let found = step::survey(&lu.unit, blocks.start * block, len, runs, transfer, slot).await;
         let found = found.map_err(fault::transfer)?;
         let mut scratch = self.answer_memory(amount);
         let mut out = Writer::new(&mut scratch);

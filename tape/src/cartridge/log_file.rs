@@ -7,14 +7,22 @@ use super::CartridgeError;
 use super::format::{FIRST_RECORD, HEADER_BYTES, HEADERS, Header};
 use super::index::{FILE_BYTES_MAX, Saved};
 use lunar_durable::Access;
+use lunar_handler::data::{DataIn, DataOut};
+use lunar_reactor::blocking::begin_write_back;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind, Read};
+use std::ops::Range;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Bytes that are read at once when headers of records are read.
 const WINDOW_BYTES: usize = 128 << 10;
+
+/// Bytes of new data that are brought to the medium at once.
+const WRITE_BACK_BYTES: u64 = 8 << 20;
+const PAGE_BYTES: u64 = 4096;
 
 /// A random number: identities of cartridges only have to differ.
 pub(super) fn random() -> u64 {
@@ -36,10 +44,10 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
     }
 }
 
-fn put(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+fn put(file: &File, offset: u64, head: &[u8], data: DataOut<'_>) -> io::Result<()> {
     #[cfg(test)]
-    disk::write(offset, bytes)?;
-    file.write_all_at(bytes, offset)
+    disk::write(offset, &[head, &data.to_vec()].concat())?;
+    data.write_at(file, head, offset)
 }
 
 /// The file of a cartridge.
@@ -55,6 +63,8 @@ pub(super) struct LogFile {
     window_at: u64,
     /// Bytes that are read at once.
     ahead: usize,
+    /// The bytes before it are on the way to the medium, or there.
+    begun: u64,
 }
 
 impl LogFile {
@@ -92,7 +102,7 @@ impl LogFile {
         }
         let header = newest.ok_or(CartridgeError::NotACartridge)?;
         let (path, window) = (path.to_owned(), Vec::new());
-        Ok((Self { file, path, is_writable, len, window, window_at: 0, ahead: WINDOW_BYTES }, header))
+        Ok((Self { file, path, is_writable, len, window, window_at: 0, ahead: WINDOW_BYTES, begun: len }, header))
     }
 
     /// Whether the file is open for writing.
@@ -138,12 +148,33 @@ impl LogFile {
         Ok(true)
     }
 
-    /// Writes `bytes` at `offset`.
-    pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    /// Fills a part of `into` from `offset` on; `false` if the file ends before.
+    pub(super) fn read_into(&mut self, offset: u64, into: &mut DataIn<'_>, place: Range<usize>) -> io::Result<bool> {
+        if offset.checked_add(place.len() as u64).is_none_or(|end| end > self.len) {
+            return Ok(false);
+        }
+        into.read_at(place, &self.file, offset)?;
+        Ok(true)
+    }
+
+    /// Writes `head`, and `data` behind it, at `offset`.
+    pub(super) fn write(&mut self, offset: u64, head: &[u8], data: DataOut<'_>) -> io::Result<()> {
         self.window.clear();
-        put(&self.file, offset, bytes)?;
-        self.len = self.len.max(offset + bytes.len() as u64);
+        put(&self.file, offset, head, data)?;
+        self.len = self.len.max(offset + (head.len() + data.len()) as u64);
+        self.write_back();
         Ok(())
+    }
+
+    /// Begins to bring new data to the medium, so that a synchronization waits for little.
+    fn write_back(&mut self) {
+        // The page at the end will be written again.
+        let end = self.len / PAGE_BYTES * PAGE_BYTES;
+        if let Some(new) = end.checked_sub(self.begun).filter(|new| *new >= WRITE_BACK_BYTES) {
+            // It is only an advice: errors appear when the file is synchronized.
+            let _ = begin_write_back(self.file.as_fd(), self.begun, new);
+            self.begun = end;
+        }
     }
 
     /// Makes the file end at `offset`.
@@ -153,6 +184,7 @@ impl LogFile {
         #[cfg(test)]
         disk::truncate(offset);
         self.len = offset;
+        self.begun = self.begun.min(offset);
         Ok(())
     }
 
@@ -166,7 +198,7 @@ impl LogFile {
     /// Writes the copy of the header that is the older one.
     pub(super) fn write_header(&self, header: &Header) -> io::Result<()> {
         let at = HEADERS[usize::from(header.sequence.is_multiple_of(2))];
-        put(&self.file, at, &header.emit())
+        put(&self.file, at, &header.emit(), DataOut::default())
     }
 
     fn index_path(&self) -> PathBuf {
@@ -187,5 +219,40 @@ impl LogFile {
         let new = path.with_extension("index.new");
         fs::write(&new, saved.emit())?;
         fs::rename(&new, &path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::generation::Generation;
+    use crate::test_folder::TestFolder;
+
+    #[test]
+    fn new_data_is_on_its_way_to_the_medium_before_it_is_synchronized() {
+        let folder = TestFolder::new();
+        let path = folder.path().join("A.tape");
+        let header = Header {
+            id: 1,
+            sequence: 1,
+            generation: Generation::Lto8,
+            is_worm: false,
+            is_protected: false,
+            capacity: 1 << 40,
+            cuts: 0,
+            durable_end: FIRST_RECORD,
+            loads: 0,
+            barcode: "A".into(),
+        };
+        LogFile::create(&path, &header).unwrap();
+        let (mut file, _) = LogFile::open(&path).unwrap();
+        let data = vec![7; 1 << 20];
+        for _ in 0..8 {
+            assert_eq!(file.begun, FIRST_RECORD);
+            file.write(file.len, &[1; 48], DataOut::from(&data[..])).unwrap();
+        }
+        assert_eq!(file.begun, FIRST_RECORD + (8 << 20), "without the page that is not full");
+        file.truncate(10_000).unwrap();
+        assert_eq!(file.begun, 10_000);
     }
 }

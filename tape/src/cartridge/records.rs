@@ -3,8 +3,13 @@
 use super::format::{FIRST_RECORD, Kind, RECORD_BYTES, Record};
 use super::index::Saved;
 use super::log_file::LogFile;
-use super::{BATCH_BYTES, BEGINNING, BLOCK_BYTES_MAX, Cartridge, CartridgeError, Found, Moved, Position, Stop, Writes};
+use super::{
+    BATCH_BYTES, BEGINNING, BLOCK_BYTES_MAX, COPIED_BYTES_MAX, Cartridge, CartridgeError, Found, Moved, Position, Stop,
+    Writes,
+};
+use lunar_handler::data::{DataIn, DataOut};
 use std::io;
+use std::ops::Range;
 
 /// Records that are in the page cache, and may not be on the medium: after a failed synchronization, the kernel reports
 /// no second failure for them.
@@ -19,7 +24,7 @@ struct Unsure {
 impl Unsure {
     /// Writes them again, so that the next synchronization covers them.
     fn write(&mut self, file: &mut LogFile) -> io::Result<()> {
-        file.write(self.at, &self.bytes)?;
+        file.write(self.at, &self.bytes, DataOut::default())?;
         self.bytes.clear();
         Ok(())
     }
@@ -130,6 +135,15 @@ impl Cartridge {
     /// If the object is damaged, or cannot be read. The position is behind a block whose data is damaged; the content
     /// of the buffer is undefined.
     pub fn read(&mut self, into: &mut [u8]) -> Result<Found, CartridgeError> {
+        let place = 0..into.len();
+        self.read_into(&mut into.into(), place)
+    }
+
+    /// Like [`Cartridge::read`], into a part of the memory of a handler.
+    ///
+    /// # Errors
+    /// Those of [`Cartridge::read`].
+    pub fn read_into(&mut self, into: &mut DataIn<'_>, place: Range<usize>) -> Result<Found, CartridgeError> {
         if self.at.offset >= self.end.offset {
             return if self.is_damaged { Err(CartridgeError::Damaged(self.end.object)) } else { Ok(Found::EndOfData) };
         }
@@ -140,9 +154,14 @@ impl Cartridge {
             return Ok(Found::Filemark);
         }
         let length = record.length as usize;
-        if !record.is_compressed && into.len() >= length {
-            let is_there = self.file.read(at.offset + RECORD_BYTES as u64, &mut into[..length])?;
-            if !is_there || crc32c::crc32c(&into[..length]) != record.data_sum {
+        if !record.is_compressed && length > COPIED_BYTES_MAX && place.len() >= length {
+            let place = place.start..place.start + length;
+            let is_there = self.file.read_into(at.offset + RECORD_BYTES as u64, into, place.clone())?;
+            let mut sum = 0;
+            if is_there {
+                into.pieces(place, |piece| sum = crc32c::crc32c_append(sum, piece));
+            }
+            if !is_there || sum != record.data_sum {
                 return Err(CartridgeError::Damaged(at.object));
             }
             return Ok(Found::Block(length));
@@ -150,13 +169,13 @@ impl Cartridge {
         if !self.has_data(at, &record)? {
             return Err(CartridgeError::Damaged(at.object));
         }
-        let fits = into.len().min(length);
+        let fits = place.len().min(length);
         if record.is_compressed {
             let plain = lz4_flex::block::decompress(&self.scratch, length.min(BLOCK_BYTES_MAX));
             let plain = plain.ok().filter(|plain| plain.len() == length);
-            into[..fits].copy_from_slice(&plain.ok_or(CartridgeError::Damaged(at.object))?[..fits]);
+            into.put(place.start, &plain.ok_or(CartridgeError::Damaged(at.object))?[..fits]);
         } else {
-            into[..fits].copy_from_slice(&self.scratch[..fits]);
+            into.put(place.start, &self.scratch[..fits]);
         }
         Ok(Found::Block(length))
     }

@@ -1,5 +1,7 @@
 use super::*;
 use crate::test_folder::TestFolder;
+use lunar_core::mem::Region;
+use lunar_handler::data::DataIn;
 use proptest::prelude::*;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -100,6 +102,37 @@ fn many_blocks_of_one_call_are_single_records() {
     }
     assert!(!cartridge.locate(10_001).unwrap());
     assert_eq!(cartridge.position(), cartridge.end());
+}
+
+#[test]
+fn blocks_in_the_memory_of_a_handler_are_written_and_read_in_place() {
+    let fixture = Fixture::new();
+    let mut cartridge = fixture.open();
+    let data: Vec<u8> = (0..500_000_u32).map(|at| (at % 251) as u8).collect();
+    let region = Region::zeroed(data.len() + 10);
+    assert!(region.write(10, &data));
+    let out = DataOut::shared(&region, 10, data.len()).unwrap();
+    for (block, compress) in [(200_000, false), (200_000, true), (30_000, false), (30_000, true), (500_000, false)] {
+        let written = cartridge.write_data(out, block, compress);
+        assert!(written.stopped.is_none() && written.blocks == data.len().div_ceil(block), "{written:?}");
+    }
+    let wanted = [200_000, 200_000, 30_000, 30_000, 500_000];
+    let wanted: Vec<_> = wanted.iter().flat_map(|block| data.chunks(*block)).collect();
+    cartridge.rewind();
+    let memory = Region::zeroed(600_000);
+    for block in &wanted {
+        let mut into = DataIn::shared(&memory, 0, 600_000).unwrap();
+        assert_eq!(cartridge.read_into(&mut into, 7..600_000).unwrap(), Found::Block(block.len()));
+        let mut found = vec![0; block.len()];
+        assert!(memory.read(7, &mut found) && found == *block);
+    }
+    cartridge.rewind();
+    let mut short = [0; 9];
+    assert_eq!(cartridge.read(&mut short).unwrap(), Found::Block(200_000));
+    assert_eq!(short, data[..9]);
+    cartridge.close().unwrap();
+    fixture.forget_index();
+    assert_eq!(fixture.open().end().object, wanted.len() as u64);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::elements::Kind;
 use super::{Changer, SEARCHES_MAX};
-use crate::scsi::{Answer, Asc, Cdb, Sense, SenseKey, push_text, put};
+use crate::scsi::{Answer, Asc, Cdb, DataIn, DataOut, Sense, SenseKey, push_text, put};
 use std::ops::Range;
 
 /// Flags of an element.
@@ -40,14 +40,14 @@ fn fits(template: &[u8], text: &[u8]) -> bool {
 }
 
 impl Changer {
-    pub(super) fn read_element_status(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    pub(super) fn read_element_status(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         let wanted = Wanted { tags: cdb.bit(1, 4), drive_names: cdb.bit(6, 0) };
         let bytes = self.report(cdb, 0, wanted, |_| true)?;
         put(&bytes, cdb.length(7, 3), into)
     }
 
     /// SEND VOLUME TAG: begins a search. Volume tags are bar codes, so that they cannot be changed.
-    pub(super) fn send_volume_tag(&mut self, cdb: &Cdb<'_>, data: &[u8], _: &mut [u8]) -> Answer {
+    pub(super) fn send_volume_tag(&mut self, cdb: &Cdb<'_>, data: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         if !TRANSLATE.contains(&(cdb.byte(5) & 0x1f)) {
             return Err(Sense::cdb(5).into());
         }
@@ -55,9 +55,10 @@ impl Changer {
         if length < TEMPLATE_BYTES {
             return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR).into());
         }
-        let Some(list) = data.get(..length) else {
+        let Some(list) = data.get(0..length) else {
             return Err(Sense::new(SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR).into());
         };
+        let list = list.to_vec();
         let template = list[..CHARACTERS].trim_ascii_end();
         let template = template.strip_suffix(b"\0").unwrap_or(template);
         let end = template.iter().position(|c| *c == 0).unwrap_or(template.len());
@@ -69,7 +70,12 @@ impl Changer {
     }
 
     /// REQUEST VOLUME ELEMENT ADDRESS: the elements that the last SEND VOLUME TAG of the nexus found.
-    pub(super) fn request_volume_element_address(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    pub(super) fn request_volume_element_address(
+        &mut self,
+        cdb: &Cdb<'_>,
+        _: DataOut<'_>,
+        into: &mut DataIn<'_>,
+    ) -> Answer {
         let search = self.searches.remove(&self.nexus);
         let is_found = |barcode: Option<&str>| {
             let both = search.as_ref().zip(barcode);

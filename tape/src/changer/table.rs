@@ -1,14 +1,14 @@
 //! The table of commands of a changer.
 
 use super::Changer;
-use crate::scsi::{Answer, Cdb, Needs, Row};
+use crate::scsi::{Answer, Cdb, DataIn, DataOut, Needs, Row};
 
 const fn row(
     name: &'static str,
     code: u8,
     usage: &'static [u8],
     needs: Needs,
-    run: fn(&mut Changer, &Cdb<'_>, &[u8], &mut [u8]) -> Answer,
+    run: fn(&mut Changer, &Cdb<'_>, DataOut<'_>, &mut DataIn<'_>) -> Answer,
 ) -> Row<Changer> {
     Row { name, code, action: None, usage, needs, run }
 }

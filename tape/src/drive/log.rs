@@ -1,7 +1,7 @@
 //! LOG SENSE, and READ ATTRIBUTE: counters of the drive, and attributes of the medium.
 
 use super::Drive;
-use crate::scsi::{self, Answer, Asc, Cdb, Sense, SenseKey, put};
+use crate::scsi::{self, Answer, Asc, Cdb, DataIn, DataOut, Sense, SenseKey, put};
 
 /// Number of TapeAlert flags (SSC-3 annex A).
 const TAPE_ALERT_FLAGS: u16 = 64;
@@ -19,7 +19,7 @@ fn push_parameter(bytes: &mut Vec<u8>, code: u16, value: &[u8]) {
 
 impl Drive {
     /// LOG SENSE (SPC-4 6.9): cumulative values only.
-    pub(super) fn log_sense(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    pub(super) fn log_sense(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         const PAGES: [u8; 6] = [0x00, 0x02, 0x03, 0x0c, 0x2e, 0x31];
         if cdb.bit(1, 0) {
             return Err(Sense::cdb(1).into());
@@ -80,7 +80,7 @@ impl Drive {
     }
 
     /// READ ATTRIBUTE (SPC-4 6.18): attributes of the medium auxiliary memory; their values, or a list.
-    pub(super) fn read_attribute(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    pub(super) fn read_attribute(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         let Some(cartridge) = self.cartridge() else {
             return Err(Sense::new(SenseKey::NOT_READY, Asc::MEDIUM_NOT_PRESENT).into());
         };

@@ -3,14 +3,14 @@
 use super::Drive;
 use super::state::{ALGORITHM, COMPRESSION, CONFIGURATION, CONTROL, DESCRIPTORS, ENABLED, Mode};
 use crate::cartridge::BLOCK_BYTES_MAX;
-use crate::scsi::{self, Answer, Asc, Cdb, Sense};
+use crate::scsi::{self, Answer, Asc, Cdb, DataIn, DataOut, Sense};
 
 /// Density codes of MODE SELECT: the default, and that in force.
 const DENSITY_DEFAULT: u8 = 0x00;
 const DENSITY_UNCHANGED: u8 = 0x7f;
 
 impl Drive {
-    pub(super) fn mode_sense(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    pub(super) fn mode_sense(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         let cartridge = self.cartridge();
         let (is_protected, medium_type, density) = match cartridge {
             Some(cartridge) => {
@@ -36,7 +36,7 @@ impl Drive {
     }
 
     /// MODE SELECT(6) and (10): all parameters are checked before one is changed.
-    pub(super) fn mode_select(&mut self, cdb: &Cdb<'_>, data: &[u8], _: &mut [u8]) -> Answer {
+    pub(super) fn mode_select(&mut self, cdb: &Cdb<'_>, data: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         if cdb.bit(1, 0) {
             return Err(Sense::cdb(1).into());
         }
@@ -47,7 +47,7 @@ impl Drive {
         }
         let header = if is_long { 8 } else { 4 };
         let too_short = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
-        let list = data.get(..length).filter(|list| list.len() >= header).ok_or(too_short)?;
+        let list = data.get(0..length).filter(|list| list.len() >= header).ok_or(too_short)?.to_vec();
         let descriptor_length = if is_long { usize::from(list[6]) << 8 | usize::from(list[7]) } else { list[3].into() };
         let specific = list[if is_long { 3 } else { 2 }];
         let mut mode = self.mode;

@@ -3,19 +3,19 @@
 use super::read_write::{end_of_data, filemark};
 use super::{Drive, read_error};
 use crate::cartridge::{CartridgeError, Moved, Stop};
-use crate::scsi::{Answer, Asc, Cdb, Sense, SenseKey, put};
+use crate::scsi::{Answer, Asc, Cdb, DataIn, DataOut, Sense, SenseKey, put};
 
 impl Drive {
-    pub(super) fn rewind(&mut self, _: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    pub(super) fn rewind(&mut self, _: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         self.settled()?.rewind();
         Ok(0)
     }
 
-    pub(super) fn space_6(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    pub(super) fn space_6(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         self.space(cdb.byte(1) & 0x0f, cdb.signed24(2))
     }
 
-    pub(super) fn space_16(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    pub(super) fn space_16(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         if cdb.number(12, 2) != 0 {
             return Err(Sense::cdb(12).into());
         }
@@ -46,7 +46,7 @@ impl Drive {
     }
 
     /// LOCATE(10). The vendor-specific address format (BT) is the logical object number, too.
-    pub(super) fn locate_10(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    pub(super) fn locate_10(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         if cdb.bit(1, 1) && cdb.byte(8) != 0 {
             return Err(Sense::cdb(8).into());
         }
@@ -54,7 +54,7 @@ impl Drive {
     }
 
     /// LOCATE(16): to a logical object, a logical file, or the end of data.
-    pub(super) fn locate_16(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    pub(super) fn locate_16(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         if cdb.bit(1, 1) && cdb.byte(3) != 0 {
             return Err(Sense::cdb(3).into());
         }
@@ -86,7 +86,7 @@ impl Drive {
     }
 
     /// READ POSITION (SSC-3 7.7): short, long and extended form.
-    pub(super) fn read_position(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    pub(super) fn read_position(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         const BEGINNING: u8 = 0x80;
         const END: u8 = 0x40;
         /// LOLU of the short form: the position does not fit.

@@ -2,7 +2,7 @@
 
 use super::{Drive, read_error, write_error};
 use crate::cartridge::{BLOCK_BYTES_MAX, CartridgeError, FILEMARKS_MAX, Found};
-use crate::scsi::{Answer, Asc, Cdb, Check, Sense, SenseKey};
+use crate::scsi::{Answer, Asc, Cdb, Check, DataIn, DataOut, Sense, SenseKey};
 
 /// A count of blocks or bytes as INFORMATION.
 fn information(count: usize) -> i64 {
@@ -15,38 +15,38 @@ fn early_warning() -> Sense {
 }
 
 impl Drive {
-    pub(super) fn read_6(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    pub(super) fn read_6(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         self.read(cdb, cdb.length(2, 3), into)
     }
 
-    pub(super) fn read_16(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
+    pub(super) fn read_16(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, into: &mut DataIn<'_>) -> Answer {
         self.move_to_object(cdb)?;
         self.read(cdb, cdb.length(12, 3), into)
     }
 
-    pub(super) fn write_6(&mut self, cdb: &Cdb<'_>, data: &[u8], _: &mut [u8]) -> Answer {
+    pub(super) fn write_6(&mut self, cdb: &Cdb<'_>, data: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         self.write(cdb, cdb.length(2, 3), data)
     }
 
-    pub(super) fn write_16(&mut self, cdb: &Cdb<'_>, data: &[u8], _: &mut [u8]) -> Answer {
+    pub(super) fn write_16(&mut self, cdb: &Cdb<'_>, data: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         self.move_to_object(cdb)?;
         self.write(cdb, cdb.length(12, 3), data)
     }
 
-    pub(super) fn write_filemarks_6(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    pub(super) fn write_filemarks_6(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         self.write_filemarks(cdb, cdb.number(2, 3), 2)
     }
 
-    pub(super) fn write_filemarks_16(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    pub(super) fn write_filemarks_16(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         self.move_to_object(cdb)?;
         self.write_filemarks(cdb, cdb.number(12, 3), 12)
     }
 
-    pub(super) fn erase_6(&mut self, _: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    pub(super) fn erase_6(&mut self, _: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         self.erase()
     }
 
-    pub(super) fn erase_16(&mut self, cdb: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
+    pub(super) fn erase_16(&mut self, cdb: &Cdb<'_>, _: DataOut<'_>, _: &mut DataIn<'_>) -> Answer {
         self.move_to_object(cdb)?;
         self.erase()
     }
@@ -75,7 +75,7 @@ impl Drive {
         }
     }
 
-    fn read(&mut self, cdb: &Cdb<'_>, count: usize, into: &mut [u8]) -> Answer {
+    fn read(&mut self, cdb: &Cdb<'_>, count: usize, into: &mut DataIn<'_>) -> Answer {
         let (is_fixed, is_silent) = (cdb.bit(1, 0), cdb.bit(1, 1));
         if is_fixed && is_silent {
             return Err(Sense::cdb(1).into());
@@ -93,15 +93,15 @@ impl Drive {
         result
     }
 
-    fn read_fixed(&mut self, length: usize, count: usize, into: &mut [u8]) -> Answer {
+    fn read_fixed(&mut self, length: usize, count: usize, into: &mut DataIn<'_>) -> Answer {
         // The initiator must expect all blocks: those that it has no memory for would be lost.
         if count.checked_mul(length).is_none_or(|bytes| bytes > into.len()) {
             return Err(Sense::cdb(2).into());
         }
-        for (done, block) in into.chunks_exact_mut(length).take(count).enumerate() {
+        for done in 0..count {
             let check =
                 |sense: Sense| Err(Check { sense: sense.with(information(count - done)), moved: done * length });
-            match self.loaded()?.read(block) {
+            match self.loaded()?.read_into(into, done * length..(done + 1) * length) {
                 Ok(Found::Block(found)) if found == length => {}
                 Ok(Found::Block(_)) => {
                     return check(Sense {
@@ -120,11 +120,11 @@ impl Drive {
         Ok(count * length)
     }
 
-    fn read_variable(&mut self, is_silent: bool, count: usize, into: &mut [u8]) -> Answer {
+    fn read_variable(&mut self, is_silent: bool, count: usize, into: &mut DataIn<'_>) -> Answer {
         let fits = count.min(into.len());
         let is_variable_mode = self.mode.block_length == 0;
         let check = |sense: Sense| Err(sense.with(information(count)).into());
-        match self.loaded()?.read(&mut into[..fits]) {
+        match self.loaded()?.read_into(into, 0..fits) {
             Ok(Found::Block(found)) => {
                 let moved = found.min(fits);
                 // SILI hides a short block, and a long one if blocks have no fixed length (SSC-3 6.4).
@@ -144,7 +144,7 @@ impl Drive {
         }
     }
 
-    fn write(&mut self, cdb: &Cdb<'_>, count: usize, data: &[u8]) -> Answer {
+    fn write(&mut self, cdb: &Cdb<'_>, count: usize, data: DataOut<'_>) -> Answer {
         let is_fixed = cdb.bit(1, 0);
         let length = if is_fixed { self.fixed_length()? } else { count };
         if count == 0 {
@@ -154,13 +154,13 @@ impl Drive {
             return Err(Sense::cdb(2).into());
         }
         let bytes = if is_fixed { count.saturating_mul(length) } else { count };
-        let Some(data) = data.get(..bytes) else {
+        let Some(data) = data.get(0..bytes) else {
             return Err(Sense::new(SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR).into());
         };
         let (compress, is_buffered) = (self.mode.compression, self.mode.is_buffered);
         let cartridge = self.loaded()?;
         let used = cartridge.used();
-        let written = cartridge.write_blocks(data, length, compress);
+        let written = cartridge.write_data(data, length, compress);
         let synchronized = if is_buffered { Ok(()) } else { cartridge.synchronize() };
         let (is_warning, stored) = (cartridge.is_early_warning(), cartridge.used().saturating_sub(used));
         let moved = written.blocks * length;

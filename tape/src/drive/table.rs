@@ -1,14 +1,14 @@
 //! The table of commands of a drive.
 
 use super::{Drive, not_ready};
-use crate::scsi::{Common, Device, Needs, Row, Sense};
+use crate::scsi::{Answer, Cdb, Common, DataIn, DataOut, Device, Needs, Row, Sense};
 
 const fn row(
     name: &'static str,
     code: u8,
     usage: &'static [u8],
     needs: Needs,
-    run: fn(&mut Drive, &crate::scsi::Cdb<'_>, &[u8], &mut [u8]) -> crate::scsi::Answer,
+    run: fn(&mut Drive, &Cdb<'_>, DataOut<'_>, &mut DataIn<'_>) -> Answer,
 ) -> Row<Drive> {
     Row { name, code, action: None, usage, needs, run }
 }

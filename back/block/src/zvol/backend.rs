@@ -10,7 +10,7 @@ use crate::open::Options;
 use lunar_control::live::{Making, StoreNotMade};
 use lunar_control::schema::StoreSchema;
 use lunar_engine::backend::{
-    Backend, Durability, Fingerprint, JailPaths, Location, Mark, Opened, Refusal, StoreRequest, TextForm,
+    Backend, Durability, Fingerprint, JailPaths, Location, Mark, Opened, OpenedStore, Refusal, StoreRequest, TextForm,
 };
 use lunar_engine::origin::Wording;
 use std::fmt;
@@ -105,7 +105,20 @@ impl Backend for ZvolBackend {
             Some(name) if name == dataset.name() => {}
             other => return Err(refused(request, Mistake::OtherDevice(device, other))),
         }
-        Ok(Opened::Store(Arc::new(ZvolVolume::new(dataset, opened, zvol))))
+        let volume = ZvolVolume::new(dataset, opened, zvol);
+        check_same(request.known, volume.fingerprint().as_ref()).map_err(|mistake| refused(request, mistake))?;
+        Ok(Opened::Store(Arc::new(volume)))
+    }
+}
+
+/// Checks whether the zvol that was found is the one that was served, if there was one: its name may have been given to
+/// another one.
+fn check_same(known: Option<&Fingerprint>, found: Option<&Fingerprint>) -> Result<(), Mistake> {
+    match (known, found) {
+        (None, _) => Ok(()),
+        (Some(_), None) => Err(Mistake::Unidentified),
+        (Some(known), Some(found)) if known == found => Ok(()),
+        (Some(_), Some(_)) => Err(Mistake::OtherIdentity),
     }
 }
 
@@ -159,6 +172,10 @@ enum Mistake {
     NoDevice(PathBuf),
     /// Its link leads to the device of another zvol, or to no zvol.
     OtherDevice(PathBuf, Option<String>),
+    /// It is not the zvol that was served.
+    OtherIdentity,
+    /// It may be another zvol than the one that was served.
+    Unidentified,
     /// A snapshot has the size of its zvol.
     EmptySnapshot,
     /// The source of a copy is no zvol.
@@ -196,6 +213,16 @@ impl fmt::Display for ZvolError {
                 device.display()
             ),
             Mistake::OtherDevice(device, None) => write!(f, "{} is no device of a zvol", device.display()),
+            Mistake::OtherIdentity => write!(
+                f,
+                "the zvol that has the name {name} now is another one than the one that was served: give the right \
+                 one this name (`zfs rename`)"
+            ),
+            Mistake::Unidentified => write!(
+                f,
+                "ZFS does not tell whether {name} is the zvol that was served: `zfs get guid {name}` must show its \
+                 number"
+            ),
             Mistake::EmptySnapshot => {
                 write!(f, "{name} is a snapshot: make it of its volume (`lunar volume snapshot`), or give no size")
             }
@@ -211,3 +238,25 @@ impl fmt::Display for ZvolError {
 }
 
 impl std::error::Error for ZvolError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lunar_control::value::Textual;
+
+    #[test]
+    fn another_zvol_under_the_same_name_is_refused() {
+        let dataset = Dataset::parse("tank/disk1").expect("a name");
+        let [one, other] = ["1", "2"].map(|number| fingerprint(&dataset, Some(number.into())));
+        let check = |known: &Option<Fingerprint>, found: &Option<Fingerprint>| {
+            check_same(known.as_ref(), found.as_ref()).map_err(|mistake| {
+                ZvolError { dataset: dataset.name().into(), mistake, wording: Wording::Keys }.to_string()
+            })
+        };
+        assert!(check(&one, &one).is_ok() && check(&None, &one).is_ok() && check(&None, &None).is_ok());
+        let why = check(&one, &other).expect_err("another number");
+        assert!(why.contains("tank/disk1 now is another one") && why.contains("zfs rename"), "{why}");
+        let why = check(&one, &None).expect_err("no number");
+        assert!(why.contains("zfs get guid tank/disk1"), "{why}");
+    }
+}

@@ -30,7 +30,10 @@ impl ZvolVolume {
             None => Measured::new(dataset.clone()),
         };
         let device = device.with_space(measured.clone());
-        Self { device, identity: identity::of(&dataset), dataset, measured }
+        // A device that was open all the time is the same zvol, whether ZFS answers now or not.
+        let held = previous.filter(|previous| previous.device.device() == device.device());
+        let identity = held.and_then(|previous| previous.identity.clone()).or_else(|| identity::of(&dataset));
+        Self { device, identity, dataset, measured }
     }
 
     /// Its device.

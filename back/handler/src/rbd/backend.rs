@@ -6,7 +6,7 @@ use super::process::{ImageAccess, Order};
 use super::schema::{IMAGE, RbdKeys, is_snapshot};
 use super::volume::{ImageVolume, mark};
 use super::waiting;
-use crate::life::Lifetime;
+use crate::life::{Lifetime, until_all_ended};
 use crate::schema::{PATIENCE, SOCKET_MODE};
 use crate::shared::Unit;
 use lunar_control::live::{Making, StoreNotMade};
@@ -118,6 +118,10 @@ impl Backend for RbdBackend {
             life.set_halted(false);
             refused(why)
         })
+    }
+
+    fn finish(&self) {
+        until_all_ended();
     }
 }
 

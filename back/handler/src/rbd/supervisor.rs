@@ -6,6 +6,7 @@ use crate::shared::Shared;
 use lunar_reactor::linger::has_ended;
 use lunar_reactor::log;
 use lunar_reactor::log::Severity;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -225,13 +226,40 @@ impl Supervisor {
     /// The volume is closed, and so is the connection of the process: waits for its end.
     pub(crate) fn end(mut self, shared: &Shared) {
         let name = shared.unit().name;
-        let Some(running) = &mut self.running else { return };
-        if !has_ended(&running.started.handle, END_TIME) {
+        let Self { running: Some(running), lines, .. } = &mut self else { return };
+        if !running.ends_within(END_TIME, lines, &name) {
             log!(warning, "volume {name}: lunar-rbd does not end and is killed");
             kill(&mut running.started);
-            has_ended(&running.started.handle, KILL_TIME);
+            if !running.ends_within(KILL_TIME, lines, &name) {
+                // It waits in the kernel, which nothing ends.
+                log!(error, "volume {name}: lunar-rbd does not end although it was killed");
+                return;
+            }
         }
         self.ended(shared, &name);
+    }
+}
+
+impl Running {
+    /// Waits for the end of the process for this time at most; returns whether it has ended. What it says meanwhile is
+    /// logged: a process that waits for a reader does not end.
+    fn ends_within(&mut self, patience: Duration, lines: &mut Lines, name: &str) -> bool {
+        let until = Instant::now() + patience;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let sources = [Some(&self.started.handle), Some(&self.started.errors).filter(|_| self.talks)];
+            let mut polled: Vec<PollFd<'_>> =
+                sources.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+            // A signal ends the wait early.
+            let _ = poll(&mut polled, Timespec::try_from(left).ok().as_ref());
+            self.talks = self.talks && read(&self.started.errors, lines, name);
+            if has_ended(&self.started.handle, Duration::ZERO) {
+                return true;
+            }
+            if left.is_zero() {
+                return false;
+            }
+        }
     }
 }
 

@@ -28,6 +28,8 @@ struct Image {
     bytes: Option<usize>,
     /// Another server has it.
     is_taken: bool,
+    /// Its process takes some time to end, and has more to say then than a pipe takes.
+    is_slow: bool,
     /// Its identity; empty: that of an image that nobody has replaced.
     identity: String,
     starts: u32,
@@ -56,14 +58,18 @@ struct Threads;
 impl Starter for Threads {
     fn start(&self, access: &ImageAccess, connection: OwnedFd) -> io::Result<Started> {
         let image = access.image.to_string_lossy().into_owned();
-        let (bytes, identity) = with(&image, |image| {
+        let (bytes, is_slow, identity) = with(&image, |image| {
             image.starts += 1;
             image.connection = fcntl_dupfd_cloexec(&connection, 0).ok();
-            (image.bytes, image.identity.clone())
+            (image.bytes, image.is_slow, image.identity.clone())
         });
         let identity = if identity.is_empty() { format!("first {image}") } else { identity };
         // It lives until its input is closed.
-        let script = if bytes.is_some() { "echo hello >&2; cat" } else { "echo '<3>no cluster' >&2" };
+        let script = match bytes {
+            Some(_) if is_slow => "cat; head -c 300000 /dev/zero | tr '\\0' '\\n' >&2; sleep 2",
+            Some(_) => "echo hello >&2; cat",
+            None => "echo '<3>no cluster' >&2",
+        };
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
@@ -242,6 +248,23 @@ fn an_image_that_another_server_has_is_not_ready_until_it_is_free() {
     with(image, |image| image.is_taken = false);
     until("it is not served", || store(&opened).examine().is_empty());
     assert_eq!(with(image, |image| image.starts), 1, "the process that has waited serves it");
+}
+
+#[test]
+fn nobody_waits_for_the_process_of_an_image_that_is_closed_until_it_is_opened_again() {
+    let image = "pool/slow";
+    with(image, |image| (image.bytes, image.is_slow) = (Some(SIZE), true));
+    let opened = open(image, None).expect("its process connects");
+    let begun = Instant::now();
+    drop(opened);
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    let again = open(image, None).expect("its process connects");
+    let time = begun.elapsed();
+    assert!(time >= Duration::from_secs(2), "both processes have the image: {time:?}");
+    assert!(time < Duration::from_secs(9), "the process was killed: {time:?}");
+    drop(again);
+    RbdBackend.finish();
+    assert!(begun.elapsed() >= Duration::from_secs(4));
 }
 
 /// The work that makes an image or a snapshot, of `source` or of a size.

@@ -55,7 +55,6 @@ fn drop_old() {
         *images = left;
         let is_last = images.is_empty();
         drop(images);
-        // That waits for the ends of their processes.
         drop(old);
         if is_last {
             return;

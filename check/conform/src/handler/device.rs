@@ -6,6 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use lunar_handler::data::DataIn;
 use lunar_handler::scsi::{Nexus, Outcome, ScsiCommand, ScsiDevice};
 use lunar_handler::serve::{Connection, ServeError, serve_scsi};
 use lunar_handler::wire::{Operation, Status};
@@ -61,7 +62,7 @@ impl ScsiDevice for Processor {
         self.say("reset".into());
     }
 
-    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Outcome {
+    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut DataIn<'_>) -> Outcome {
         let known = match command.cdb[0] {
             0x00 => Vec::new(),
             0x12 if command.cdb[1] == 0 => {
@@ -79,8 +80,7 @@ impl ScsiDevice for Processor {
                 return Outcome { status: CHECK_CONDITION, sense, residual: data_in.len() };
             }
         };
-        let count = known.len().min(data_in.len());
-        data_in[..count].copy_from_slice(&known[..count]);
+        let count = data_in.put(0, &known);
         Outcome { residual: data_in.len() - count, ..Outcome::default() }
     }
 }

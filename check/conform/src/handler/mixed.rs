@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use lunar_handler::data::DataIn;
 use lunar_handler::scsi::{MixedDevice, Outcome, ScsiCommand, ScsiDevice};
 use lunar_handler::serve::{Connection, Device, ServeError, serve_mixed};
 
@@ -33,13 +34,12 @@ impl ScsiDevice for Kept {
         0x00
     }
 
-    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Outcome {
+    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut DataIn<'_>) -> Outcome {
         if command.cdb[0] == KEEP[0] {
             self.0 = command.data_out.to_vec();
             return Outcome::default();
         }
-        let count = self.0.len().min(data_in.len());
-        data_in[..count].copy_from_slice(&self.0[..count]);
+        let count = data_in.put(0, &self.0);
         Outcome { residual: data_in.len() - count, ..Outcome::default() }
     }
 }

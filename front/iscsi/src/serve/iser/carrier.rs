@@ -77,12 +77,8 @@ pub(super) struct RdmaCarrier {
 }
 
 impl RdmaCarrier {
-<<<<<<< HEAD
-    /// The carrier of a connection. `invalidates`: the initiator allows that its keys are invalidated.
-=======
-    /// That of a connection. `invalidates`: the initiator allows that its keys are invalidated; `held_back`: receives
+    /// The carrier of a connection. `invalidates`: the initiator allows that its keys are invalidated; `held_back`: receives
     /// that are posted when it has logged in.
->>>>>>> rdma
     pub(super) fn new(
         id: ConnectionId,
         (invalidates, held_back): (bool, usize),
