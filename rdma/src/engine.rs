@@ -714,8 +714,7 @@ impl Engine {
         next
     }
 
-    /// Passes packets to send to `each`, those of one connection and no more than so many; returns how many. Connections
-    /// take turns.
+    /// Passes packets of one connection to `each`, and no more than so many; returns how many. Connections take turns.
     pub fn poll_burst(&mut self, now: Instant, most: usize, mut each: impl FnMut(Outgoing)) -> usize {
         if most == 0 {
             return 0;

@@ -205,8 +205,8 @@ fn a_flood_of_requests_is_bounded_and_leaves_room_for_others() {
     assert_eq!((closed, engine.entries.len()), (HALF_OPEN_MAX, 0));
 }
 
-/// A host requests a connection and accepts the reply; returns whether it was accepted.
-fn connect(engine: &mut Engine, peer: IpAddr, number: u32) -> Result<ConnectionId, Body> {
+/// A host requests a connection and accepts the reply. The error is the rejection.
+fn connect(engine: &mut Engine, peer: IpAddr, number: u32) -> Result<ConnectionId, Box<Body>> {
     say(engine, peer, Body::Request(mad::Request { id: number, qpn: number, ..recorded_request() }));
     let id = requested(engine);
     match engine.accept(id, &Accept::new(&[], RECEIVES), NOW) {
@@ -218,7 +218,7 @@ fn connect(engine: &mut Engine, peer: IpAddr, number: u32) -> Result<ConnectionI
         Err(why) => {
             assert_eq!(why, NotAccepted::NoRoom);
             engine.reject(id, b"no room");
-            Err(said(engine, NOW).pop().expect("a rejection"))
+            Err(said(engine, NOW).pop().expect("a rejection").into())
         }
     }
 }
@@ -229,7 +229,7 @@ fn one_host_leaves_as_many_connections_to_others_as_it_has() {
     let ids: Vec<_> = (0..CONNECTIONS_MAX as u32).map_while(|number| connect(&mut engine, PEER, number).ok()).collect();
     assert_eq!((ids.len(), engine.left(ids[0])), (CONNECTIONS_MAX / 2, 0));
     let refused = connect(&mut engine, PEER, 9999).expect_err("it has half of them");
-    assert!(matches!(refused, Body::Reject(r) if r.reason == Reason::CONSUMER && r.private.starts_with(b"no room")));
+    assert!(matches!(&*refused, Body::Reject(r) if r.reason == Reason::CONSUMER && r.private.starts_with(b"no room")));
     let other = IpAddr::V4(std::net::Ipv4Addr::new(192, 168, 88, 9));
     let of_other = connect(&mut engine, other, 1).expect("there is room for others");
     assert_eq!(engine.left(of_other), CONNECTIONS_MAX / 4 - 1);

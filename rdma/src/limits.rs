@@ -8,7 +8,7 @@ pub const CONNECTIONS_MAX: usize = 256;
 /// Connections that are not established. A request costs its sender one datagram, and its source address can be forged:
 /// the oldest one gives way to another one, so a flood of requests mostly ends its own.
 pub const HALF_OPEN_MAX: usize = 64;
-/// Of these, requests of one host: as many channels as a host opens at once.
+/// Of these, requests of one address: as many channels as a host opens at once.
 pub const HALF_OPEN_OF_PEER_MAX: usize = 16;
 /// Connections that have ended, and whose peers have not confirmed it or whose numbers are not used again yet: as many
 /// as there are others. They take no room of these.

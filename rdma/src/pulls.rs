@@ -1,4 +1,5 @@
-//! Requests for data in memory of a peer, without I/O. The parts of a request are RDMA READs, which complete one by one.
+//! Requests for data in memory of a peer, without I/O. The parts of a request are RDMA READs, which complete one by
+//! one.
 
 use crate::requester::Completed;
 use lunar_core::io::Fault;

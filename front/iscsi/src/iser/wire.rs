@@ -59,8 +59,8 @@ const _: () = assert!(size_of::<Header>() == 28 && size_of::<Hello>() == 28);
 pub enum Message<'a> {
     /// A PDU.
     Pdu(Tags, &'a [u8]),
-    /// A hello message, and the RDMA READs that the initiator takes at the same time (iSER-IRD); `None`: it has no version
-    /// that is known.
+    /// A hello message, and the RDMA READs that the initiator takes at the same time (iSER-IRD); `None`: it has no
+    /// version that is known.
     Hello(Option<u16>),
 }
 
