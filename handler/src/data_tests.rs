@@ -33,7 +33,10 @@ fn shared_and_own_data_are_written_behind_a_head() {
         let part = data.get(7..data.len()).expect("a part");
         part.write_at(&file, b"head", 3).expect("written");
         assert_eq!(content(&file), [b"\0\0\0head", &bytes[7..]].concat());
-        assert!(data.get(0..bytes.len() + 1).is_none() && data.get(2..1).is_none());
+        assert!(data.get(0..bytes.len() + 1).is_none());
+        #[expect(clippy::reversed_empty_ranges, reason = "a defective handler may say it")]
+        let reversed = data.get(2..1);
+        assert!(reversed.is_none());
         data.get(0..0).expect("an empty part").write_at(&file, b"x", 0).expect("written");
         assert_eq!((content(&file)[..4].to_vec(), data.to_vec() == bytes), (b"x\0\0h".to_vec(), true));
     }
