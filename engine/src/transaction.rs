@@ -3,7 +3,7 @@
 
 use crate::access::{Accesses, accesses};
 use crate::answering::{answers, ask_all};
-use crate::backend::{Fingerprint, OpenedStore};
+use crate::backend::Fingerprint;
 use crate::core_set::core::Opening;
 use crate::engine::{Engine, PORT_PATIENCE};
 use crate::error::EngineError;
@@ -207,11 +207,6 @@ fn has_cache(volume: &Volume) -> bool {
     volume.opened().store().is_some_and(|store| store.traits().write_cache)
 }
 
-/// Whether a store is not certainly the one that is known, if one is.
-fn is_another(store: Option<&Arc<dyn OpenedStore>>, known: Option<&Fingerprint>) -> bool {
-    known.is_some() && store.and_then(|store| store.fingerprint()).as_ref() != known
-}
-
 /// Whether a volume is at the place that this section says.
 fn stays_at(placed: &PlacedVolume, model: &common_sections::Volume) -> bool {
     model.place().is_some() && placed.place.as_deref() == model.place()
@@ -318,14 +313,10 @@ impl Engine {
         let context = VolumeContext { known: known.as_ref(), ..context };
         let shown = context.origin.name("volume", name);
         let volume = Volume::configured(&shown, model, &context).map_err(EngineError::Volume)?;
-        let (store, path) = (volume.opened().store(), model.place().map(Path::to_owned).unwrap_or_default());
-        if is_another(store, remembered.as_ref().filter(|_| context.is_return)) {
+        let same = remembered.filter(|_| context.is_return);
+        if same.is_some() && volume.opened().store().and_then(|store| store.fingerprint()) != same {
+            let path = model.place().map(Path::to_owned).unwrap_or_default();
             return Err(EngineError::AnotherStore(path, name.to_owned()));
-        }
-        // The clients of the unit would go on with other blocks.
-        let served = own.as_ref().filter(|_| is_same);
-        if is_another(store, served.and_then(|own| self.store_that_stays(name, own, model)).as_ref()) {
-            return Err(EngineError::ReplacedStore(path, name.to_owned()));
         }
         if let Some(own) = own.as_ref().filter(|own| is_same && has_cache(&own.volume) && !has_cache(&volume)) {
             self.flush(own.unit)?;

@@ -257,22 +257,6 @@ fn a_store_that_is_not_the_one_before_once_it_is_open_is_not_served() {
 }
 
 #[test]
-fn a_change_of_a_volume_gives_its_unit_no_other_store() {
-    let place = Place::new();
-    let (before, after) = (wanted(&place, ""), wanted(&place, "write-through = true\n"));
-    let mut engine = engine(&place);
-    place.apply(&mut engine, &Checked::default(), &before).expect("it is made");
-    let (file, aside) = (place.0.join("v.img"), place.0.join("aside.img"));
-    std::fs::rename(&file, &aside).expect("it is there");
-    std::fs::write(&file, vec![7; 1 << 20]).expect("a file");
-    let why = place.apply(&mut engine, &before, &after).expect_err("it is another file");
-    assert!(why.contains("another store is at"), "{why}");
-    std::fs::rename(&aside, &file).expect("it is there");
-    place.apply(&mut engine, &before, &after).expect("it is the file before");
-    engine.end().expect("it ends");
-}
-
-#[test]
 fn a_volume_that_is_opened_again_keeps_its_metadata_store() {
     let place = Place::new();
     let (wanted, host) = (wanted(&place, ""), host(&place));
