@@ -146,7 +146,7 @@ impl<'a> DataOut<'a> {
     /// Writes `head`, and the data behind it, at `offset` of a file, with one system call as a rule.
     ///
     /// # Errors
-    /// Those of the operating system: any part may have been written.
+    /// Errors of the operating system: any part may have been written.
     pub fn write_at(&self, file: &File, head: &[u8], offset: u64) -> io::Result<()> {
         let whole = head.len() + self.len();
         let mut done = 0;
@@ -244,7 +244,7 @@ impl<'a> DataIn<'a> {
     /// Fills a part from `offset` of a file on.
     ///
     /// # Errors
-    /// Those of the operating system, and `UnexpectedEof` if the file ends before: any part may have been filled.
+    /// Errors of the operating system, and `UnexpectedEof` if the file ends before: any part may have been filled.
     ///
     /// # Panics
     /// When there is no such part.

@@ -20,7 +20,7 @@ fn result(count: isize) -> io::Result<usize> {
 /// Writes `head`, and `data` behind it, at `offset` with one call; returns how many bytes were written.
 ///
 /// # Errors
-/// Those of the operating system.
+/// Errors of the operating system.
 pub fn write_at(file: BorrowedFd<'_>, offset: u64, head: &[u8], data: &Slice) -> io::Result<usize> {
     let pieces = [piece(head.as_ptr().cast_mut(), head.len()), piece(data.as_ptr().cast_mut(), data.len())];
     let offset = signed(offset)?;
@@ -32,7 +32,7 @@ pub fn write_at(file: BorrowedFd<'_>, offset: u64, head: &[u8], data: &Slice) ->
 /// Fills `into` with the bytes from `offset` on; returns how many the file has.
 ///
 /// # Errors
-/// Those of the operating system.
+/// Errors of the operating system.
 pub fn read_at(file: BorrowedFd<'_>, offset: u64, into: &mut Buf) -> io::Result<usize> {
     let offset = signed(offset)?;
     // SAFETY: the kernel writes at most `len` bytes to memory that is writable and borrowed until the call is over.
@@ -43,7 +43,7 @@ pub fn read_at(file: BorrowedFd<'_>, offset: u64, into: &mut Buf) -> io::Result<
 /// synchronization has less to wait for; without one, nothing is known to be on the medium.
 ///
 /// # Errors
-/// Those of the operating system.
+/// Errors of the operating system.
 pub fn begin_write_back(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     let (offset, len) = (signed(offset)?, signed(len)?);
     // SAFETY: the call touches no memory of this process.

@@ -241,8 +241,8 @@ impl Supervisor {
 }
 
 impl Running {
-    /// Waits for the end of the process for this time at most; returns whether it has ended. What it says meanwhile is
-    /// logged: a process that waits for a reader does not end.
+    /// Waits for the end of the process for this time at most; returns whether it has ended. Its messages are
+    /// logged meanwhile: a process that waits for a reader does not end.
     fn ends_within(&mut self, patience: Duration, lines: &mut Lines, name: &str) -> bool {
         let until = Instant::now() + patience;
         loop {

@@ -281,8 +281,8 @@ impl Device {
     }
 
     /// Ends the device when its front-end has disconnected: requests end, and guest memory is not touched any more.
-    /// Requests that need more time than `finish` are aborted: the next front-end has the record of requests in progress,
-    /// and they are repeated. An aborted request ends when its store answers: while a handler is not
+    /// Requests that need more time than `finish` are aborted: the next front-end has the record of requests in
+    /// progress, and they are repeated. An aborted request ends when its store answers: while a handler is not
     /// connected, that takes as long as the volume waits for it.
     pub(super) async fn end(&self, finish: Option<Duration>) {
         self.rings.over.come();

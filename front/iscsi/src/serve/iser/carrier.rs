@@ -77,8 +77,8 @@ pub(super) struct RdmaCarrier {
 }
 
 impl RdmaCarrier {
-    /// The carrier of a connection. `invalidates`: the initiator allows that its keys are invalidated; `held_back`: receives
-    /// that are posted when it has logged in.
+    /// The carrier of a connection. `invalidates`: the initiator allows that its keys are invalidated; `held_back`:
+    /// receives that are posted when it has logged in.
     pub(super) fn new(
         id: ConnectionId,
         (invalidates, held_back): (bool, usize),
