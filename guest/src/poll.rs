@@ -138,8 +138,13 @@ pub enum Look {
     Work,
 }
 
-/// Pauses between polls of rings whose guest cannot notify, while the core sleeps: short while there is work, and
-/// longer and longer without work.
+/// The first pause of [`Backoff::for_stores`].
+const STORE_SOONEST: Duration = Duration::from_micros(100);
+/// The longest pause of [`Backoff::for_stores`].
+const STORE_LATEST: Duration = Duration::from_millis(5);
+
+/// Pauses between looks while the core sleeps, for instance at rings whose guest cannot notify: short while there is
+/// work, and longer and longer without work.
 #[derive(Debug)]
 pub struct Backoff {
     shortest: Duration,
@@ -148,6 +153,13 @@ pub struct Backoff {
 }
 
 impl Backoff {
+    /// Pauses between looks whether stores have let go of memory of the guest. A store mostly takes less than the first
+    /// pause, and may take minutes: then a few hundred looks a second take next to nothing.
+    #[must_use]
+    pub fn for_stores() -> Self {
+        Self::new(STORE_SOONEST, STORE_LATEST)
+    }
+
     /// Pauses from `shortest` to `longest`.
     #[must_use]
     pub fn new(shortest: Duration, longest: Duration) -> Self {

@@ -24,13 +24,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
-use std::time::Duration;
 use zerocopy::IntoBytes;
-
-/// Pauses between looks whether memory that was unmapped is still in use. A store's request mostly takes less than the
-/// first, and may take minutes: then a few hundred looks a second take next to nothing.
-const UNMAP_LOOK_SOONEST: Duration = Duration::from_micros(100);
-const UNMAP_LOOK_LATEST: Duration = Duration::from_millis(5);
 
 /// The result of the negotiation with the client.
 enum Handshake {
@@ -288,7 +282,7 @@ impl Client {
             Ok::<_, MapError>(regions)
         })?;
         self.device.wake();
-        let mut pauses = Backoff::new(UNMAP_LOOK_SOONEST, UNMAP_LOOK_LATEST);
+        let mut pauses = Backoff::for_stores();
         while regions.iter().any(Region::is_in_use) {
             if self.stream.is_closed() {
                 // The reply has no reader, and the end of the device aborts the commands.
@@ -398,6 +392,7 @@ mod tests {
     use lunar_nvme::fuzzing::{Rig, tenant};
     use lunar_reactor::{Choice, Config, Reactor};
     use std::os::unix::net::UnixStream;
+    use std::time::Duration;
 
     #[test]
     fn memory_in_use_does_not_keep_a_client_that_has_gone() {

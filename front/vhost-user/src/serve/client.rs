@@ -2,7 +2,7 @@
 
 use super::blk::BlkDevice;
 use super::core::Core;
-use super::device::{Device, looks};
+use super::device::Device;
 use super::job::Kind;
 use super::scsi::ScsiDevice;
 use super::tenant::{DeviceView, Tenant};
@@ -15,6 +15,7 @@ use lunar_blk::Client as BlockClient;
 use lunar_core::mem::Region;
 use lunar_core::port::NexusName;
 use lunar_engine::vm_sockets::{Endpoint, SocketClient};
+use lunar_guest::poll::Backoff;
 use lunar_reactor::shared;
 use lunar_reactor::unix::{Kick, Signal, Stream};
 use std::cell::Cell;
@@ -28,8 +29,8 @@ use zerocopy::IntoBytes;
 
 /// How long requests may go on whose front-end has disconnected before they are aborted: a thousand long ones take
 /// minutes, in which the next front-end would wait. It does wait for the answers of stores: one that does not answer,
-/// because its handler is away for instance, keeps the socket for longer. Requests of a connection that Lunar ends are
-/// not aborted: its front-end is there, and a device that executes commands itself must not be interrupted.
+/// for instance because its handler is not connected, keeps the socket for longer. Requests of a connection that Lunar
+/// ends are not aborted: its front-end is there, and a device that executes commands itself must not be interrupted.
 const FINISH_TIME: Duration = Duration::from_secs(1);
 /// The value of a reply: success, and refusal.
 const SUCCESS: u64 = 0;
@@ -293,9 +294,9 @@ impl Client {
         Ok(Answer::Done)
     }
 
-    /// Waits until something has ended, or the connection ends: nobody waits then, and the requests are aborted.
+    /// Waits until something has ended, or until the connection ends: its end aborts the requests.
     async fn until_ended(&self, has_ended: impl Fn() -> bool) -> Result<(), Refused> {
-        let mut pauses = looks();
+        let mut pauses = Backoff::for_stores();
         while !has_ended() {
             if self.is_ended.get() || self.stream.is_closed() {
                 return Err(Refused::Ended);

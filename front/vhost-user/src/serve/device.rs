@@ -42,16 +42,6 @@ impl Burst {
     }
 }
 
-/// Pauses between looks whether requests have ended, or memory that was removed is still in use. A store's request
-/// mostly takes less than the first, and may take minutes: then a few hundred looks a second take next to nothing.
-const LOOK_SOONEST: Duration = Duration::from_micros(100);
-const LOOK_LATEST: Duration = Duration::from_millis(5);
-
-/// The pauses of a wait for requests: twice as long each time.
-pub(super) fn looks() -> Backoff {
-    Backoff::new(LOOK_SOONEST, LOOK_LATEST)
-}
-
 /// How far chains were taken from a ring.
 enum Fetched {
     /// As far as it has some, or as they are its turn.
@@ -290,7 +280,7 @@ impl Device {
         let rings: Vec<RingIndex> = self.rings.state().all().collect();
         rings.iter().for_each(|ring| self.rings.end_kick(*ring));
         let end = finish.map(|finish| self.core.reactor.now() + finish);
-        let mut pauses = looks();
+        let mut pauses = Backoff::for_stores();
         while !self.rings.is_quiet() {
             if self.core.is_draining() || end.is_some_and(|end| self.core.reactor.now() >= end) {
                 self.core.reactor.stats().tasks_aborted.add(self.kind.abort());
@@ -393,7 +383,7 @@ mod tests {
         });
         reactor.run(device.end(Some(Duration::ZERO)));
         let turns = reactor.stats().turns.get() - turns;
-        assert!(turns < 200, "{turns} turns, for some looks at first and then one in {LOOK_LATEST:?}");
+        assert!(turns < 200, "{turns} turns, for some looks at first and then one in 5 ms");
     }
 
     /// A device of virtio-scsi with a ring for task management and one for commands, and their drivers.
