@@ -27,10 +27,10 @@ pub fn lengths(size: u16, has_event_index: bool) -> [usize; 3] {
     [size * DESCRIPTOR_LEN, ENTRIES + size * AVAILABLE_LEN + event, ENTRIES + size * USED_LEN + event]
 }
 
-/// Chains between the one that is taken and the one whose descriptors are prefetched: two of those whose headers are.
+/// The first descriptor of the chain so many after the next one is prefetched.
 const DESCRIPTORS_AHEAD: u16 = 4;
-/// Chains between the one that is taken and the one whose header, or whose table of descriptors, is prefetched: the
-/// work for these is longer than a line needs from another processor.
+/// The header, or the table of descriptors, of the chain so many after the next one is prefetched. Its descriptor was
+/// prefetched two chains earlier: the work for two chains takes longer than a line from another processor.
 const HEADERS_AHEAD: u16 = 2;
 
 /// A split ring.
@@ -75,6 +75,7 @@ impl SplitRing {
     /// Moves the ring to another mapping of its memory.
     pub(super) fn relocate(&mut self, parts: [Part; 3]) {
         [self.descriptors, self.available, self.used] = parts;
+        self.seen = self.next;
     }
 
     #[inline]
