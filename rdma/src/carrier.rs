@@ -5,7 +5,7 @@ use crate::ethernet::station::{self as ethernet, FRAME_MIN, Payload, Station};
 use crate::icrc::{self, Checker};
 use crate::limits::BURST;
 use crate::socket::OpenedCarrier;
-use crate::wire::{HEADERS_MAX, PORT, TRAILER_MAX};
+use crate::wire::{DATAGRAM_MAX, PORT};
 use lunar_core::io::Completion;
 use lunar_core::mem::Chunks;
 use lunar_core::time::Instant;
@@ -27,8 +27,6 @@ const QUEUE_MAX: usize = 64;
 const QUEUE_BYTES: usize = QUEUE_MAX * DATAGRAM_MAX;
 /// Datagrams that one receive takes.
 const DATAGRAMS: usize = 64;
-/// The largest datagram: a path MTU of 4096 bytes, with its headers.
-const DATAGRAM_MAX: usize = 4096 + HEADERS_MAX + TRAILER_MAX;
 
 /// The carrier of the datagrams of an address.
 pub(crate) struct Carrier {

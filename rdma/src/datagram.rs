@@ -1,11 +1,17 @@
 //! Datagrams of packets: headers, payload, padding and check.
 
+use crate::ethernet::station::{self, FRAME_MIN};
 use crate::events::{Outgoing, Payload};
 use crate::icrc;
-use crate::wire::{PORT, padding};
+use crate::wire::{BASE_LEN, HEADERS_MAX, PORT, TRAILER_MAX, padding};
 use lunar_core::mem::{Sg, Slice};
-use lunar_reactor::endpoint::{Edges, Wrapped};
+use lunar_reactor::endpoint::{Edges, HEAD_MAX, TAIL_MAX, Wrapped};
 use std::net::SocketAddr;
+
+// Headers, also those of a frame, and what is behind a payload have room at the edges. The shortest frame, which is
+// padded, has a packet without payload over IPv4: its headers have 42 bytes.
+const _: () = assert!(station::HEADERS_MAX + HEADERS_MAX <= HEAD_MAX && TRAILER_MAX <= TAIL_MAX);
+const _: () = assert!(FRAME_MIN - (42 + BASE_LEN) <= TAIL_MAX);
 
 /// The datagram of a packet that is sent from this address. `copy` makes a copy of a message of the connection manager;
 /// `None`: it has no memory. Nothing else is copied.

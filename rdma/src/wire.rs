@@ -22,6 +22,9 @@ pub const HEADERS_MAX: usize = BASE_LEN + size_of::<RemoteAddress>();
 /// Bytes of padding behind a payload, and of the check behind it, at most.
 pub const TRAILER_MAX: usize = 3 + crate::icrc::LEN;
 
+/// Bytes of the longest datagram: a path MTU of 4096 bytes, with its headers.
+pub const DATAGRAM_MAX: usize = (128 << MTU_CODE_MAX) + HEADERS_MAX + TRAILER_MAX;
+
 /// The path MTU of a code, 1 to 5 for 256 to 4096 bytes.
 #[must_use]
 pub fn mtu_bytes(code: u8) -> usize {

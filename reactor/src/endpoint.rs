@@ -18,7 +18,10 @@ pub(crate) mod stream;
 pub mod ublk;
 mod unix_socket;
 
-pub use batch::{Address, BATCH_MAX, Counters, Datagram, Edges, MacAddress, ReceiveBatch, SendBatch, VlanTag, Wrapped};
+pub use batch::{
+    Address, BATCH_MAX, Counters, Datagram, Edges, HEAD_MAX, MacAddress, ReceiveBatch, SendBatch, TAIL_MAX, VlanTag,
+    Wrapped,
+};
 pub(crate) use messages::Messages;
 
 use command::CommandDevice;

@@ -16,7 +16,7 @@ use lunar_rdma::engine::{ConnectionId, Ended};
 use lunar_rdma::icrc::Checker;
 use lunar_rdma::mad::{REJECT_PRIVATE, REPLY_PRIVATE, Reason};
 use lunar_rdma::requester::{Failed, Message};
-use lunar_rdma::wire::{HEADERS_MAX, PORT, TRAILER_MAX};
+use lunar_rdma::wire::{DATAGRAM_MAX, PORT};
 use lunar_rdma_client::client::{Client, Connect, Event};
 use lunar_rdma_client::keys::Keys;
 use lunar_reactor::endpoint::datagram::{DatagramSocket, DirectSocket, UdpConfig};
@@ -32,8 +32,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket}
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// The largest datagram: a path MTU of 4096 bytes, with its headers.
-const DATAGRAM_MAX: usize = 4096 + HEADERS_MAX + TRAILER_MAX;
 /// The headers of IPv4 and UDP, and of IPv6 and UDP.
 const IP_HEADERS: (usize, usize) = (28, 48);
 /// Memory for received datagrams, for headers and for short commands.

@@ -107,9 +107,9 @@ impl VlanTag {
 }
 
 /// Most bytes before data: the headers of Ethernet, of IPv6, of UDP, and of a protocol above.
-const HEAD_MAX: usize = 96;
+pub const HEAD_MAX: usize = 96;
 /// Most bytes behind data: padding and a check.
-const TAIL_MAX: usize = 8;
+pub const TAIL_MAX: usize = 8;
 
 /// Short bytes before and behind the data of a datagram. They need no memory of an arena, and the list of the data no
 /// further pieces.
@@ -144,7 +144,7 @@ impl Edges {
     /// Puts bytes before those that there are.
     ///
     /// # Panics
-    /// When there is no room for them.
+    /// When there are more than [`HEAD_MAX`].
     pub fn prepend(&mut self, bytes: &[u8]) {
         let end = usize::from(self.begin);
         let begin = end.checked_sub(bytes.len()).expect("headers of a datagram are short");
@@ -155,7 +155,7 @@ impl Edges {
     /// Puts bytes behind those that there are.
     ///
     /// # Panics
-    /// When there is no room for them.
+    /// When there are more than [`TAIL_MAX`].
     pub fn append(&mut self, bytes: &[u8]) {
         let (begin, end) = (usize::from(self.end), usize::from(self.end) + bytes.len());
         assert!(end <= TAIL_MAX, "{end} bytes behind the data of a datagram");
