@@ -149,6 +149,25 @@ struct Setup {
 }
 
 impl Setup {
+    /// A station, and a volume in a file, without faults: for conversations.
+    #[cfg(test)]
+    fn plain(kind: Kind) -> Self {
+        Self {
+            cores: 1,
+            volumes: 1,
+            stations: 1,
+            are_files: true,
+            flushes: false,
+            mtu: 1500,
+            kind,
+            // Frames of a link leave together.
+            is_framed: kind == Kind::Iser,
+            commands: 0,
+            crashes: 0,
+            faults: Faults::none(),
+        }
+    }
+
     fn any(chance: &mut Chance, protocol: Protocol) -> Self {
         let (are_files, coin) = (chance.odds(700_000), chance.coin());
         let kind = match protocol {

@@ -32,19 +32,7 @@ impl Lan {
     fn with(metadata: Arc<dyn MetadataStore>) -> Self {
         let watch = Watch::new(1, false);
         let world = watch.world();
-        let setup = Setup {
-            cores: 2,
-            volumes: 1,
-            stations: 1,
-            are_files: true,
-            flushes: false,
-            mtu: 1500,
-            kind: Kind::Aoe { fresh_tags: false },
-            is_framed: false,
-            commands: 0,
-            crashes: 0,
-            faults: Faults::none(),
-        };
+        let setup = Setup { cores: 2, ..Setup::plain(Kind::Aoe { fresh_tags: false }) };
         let segment = world.segment(setup.mtu);
         SEGMENT.set(Some(segment));
         world.create(path(0), setup.sectors() * SECTOR);

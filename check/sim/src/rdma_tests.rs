@@ -21,20 +21,7 @@ impl Lan {
     fn of(kind: Kind, prepare: impl FnOnce(&mut Station)) -> Self {
         let watch = Watch::new(1, false);
         let world = watch.world();
-        let setup = Setup {
-            cores: 1,
-            volumes: 1,
-            stations: 1,
-            are_files: true,
-            flushes: false,
-            mtu: 1500,
-            kind,
-            // Frames of a link leave together.
-            is_framed: kind == Kind::Iser,
-            commands: 0,
-            crashes: 0,
-            faults: Faults::none(),
-        };
+        let setup = Setup::plain(kind);
         let segment = world.segment(setup.mtu);
         SEGMENT.set(Some(segment));
         world.create(path(0), setup.sectors() * SECTOR);
