@@ -20,8 +20,9 @@ use std::path::{Path, PathBuf};
 /// Bytes that are read at once when headers of records are read.
 const WINDOW_BYTES: usize = 128 << 10;
 
-/// Bytes of new data that are brought to the medium at once.
+/// Bytes of new data after which their write-back begins.
 const WRITE_BACK_BYTES: u64 = 8 << 20;
+/// The unit of write-back: a page that is not full is written again.
 const PAGE_BYTES: u64 = 4096;
 
 /// A random number: identities of cartridges only have to differ.
@@ -166,12 +167,12 @@ impl LogFile {
         Ok(())
     }
 
-    /// Begins to bring new data to the medium, so that a synchronization waits for little.
+    /// Begins to write new data to the medium, so that a synchronization waits for little.
     fn write_back(&mut self) {
         // The page at the end will be written again.
         let end = self.len / PAGE_BYTES * PAGE_BYTES;
         if let Some(new) = end.checked_sub(self.begun).filter(|new| *new >= WRITE_BACK_BYTES) {
-            // It is only an advice: errors appear when the file is synchronized.
+            // A hint: errors appear when the file is synchronized.
             let _ = begin_write_back(self.file.as_fd(), self.begun, new);
             self.begun = end;
         }

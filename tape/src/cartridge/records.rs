@@ -142,7 +142,7 @@ impl Cartridge {
     /// Like [`Cartridge::read`], into a part of the memory of a handler.
     ///
     /// # Errors
-    /// Those of [`Cartridge::read`].
+    /// Errors of [`Cartridge::read`].
     pub fn read_into(&mut self, into: &mut DataIn<'_>, place: Range<usize>) -> Result<Found, CartridgeError> {
         if self.at.offset >= self.end.offset {
             return if self.is_damaged { Err(CartridgeError::Damaged(self.end.object)) } else { Ok(Found::EndOfData) };

@@ -34,8 +34,8 @@ const MESSAGE_MAX: usize = HEADER_LEN + BHS_LEN + AHS_MAX + padded(RDMA_SEGMENT_
 const UNNUMBERED_MAX: usize = 32;
 
 /// PDUs that an initiator may send before it has logged in: one login request at a time (RFC 7143 6.3), a hello
-/// message, and as many again while the acknowledgements of the answers are on their way. They are in memory that
-/// nobody counts, and anybody can send them.
+/// message, and as many again while the acknowledgements of the answers are on their way. No share counts their memory,
+/// and every host can send them.
 const LOGIN_MAX: usize = 4;
 
 /// A portal on its socket or link.
