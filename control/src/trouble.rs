@@ -60,8 +60,9 @@ troubles! {
         "Lunar still serves the deleted file; its data ends when Lunar ends. Copy it away now: `lunar volume copy` \
         makes a file of it.";
     Moved = "moved-file", "The path of a volume leads to another file.",
-        "The file was renamed or another one was put in its place. Lunar serves the old file until it restarts. Put \
-        the file back, or change `path` of the volume.";
+        "The file was renamed or another one was put in its place. Lunar serves the old file until it restarts, and \
+        refuses changes of the volume that would open the other one. Put the file back, or change `path` of the \
+        volume.";
     Gone = "gone", "The device of a volume cannot be reached.",
         "The device was removed, or its driver has given it up. The kernel's log (`dmesg`) says why. A configured \
         volume is reported as `unavailable` then.";

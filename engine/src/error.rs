@@ -68,6 +68,15 @@ pub enum EngineError {
     NoAnswer(PathBuf),
     /// The store at this path is not certainly the one with which the volume of this name was served.
     AnotherStore(PathBuf, String),
+    /// The file that a volume serves is not at its path any more.
+    MovedStore {
+        /// The finding.
+        words: String,
+        /// The way out.
+        remedy: String,
+    },
+    /// Another store is at this path than the one that the volume of this name serves.
+    ReplacedStore(PathBuf, String),
     /// The store at this path went away while the volume of this name was served with a write cache.
     MayHaveLostWrites(PathBuf, String),
     /// The store of the volume of this name is served, and the record that an operator accepted it was not written.
@@ -106,6 +115,13 @@ impl fmt::Display for EngineError {
                 f,
                 "{} is not certainly the store with which volume {volume} was served last: restore that store, or run \
                  `lunar volume accept {volume}`",
+                path.display()
+            ),
+            Self::MovedStore { words, remedy } => write!(f, "{words}; {remedy}"),
+            Self::ReplacedStore(path, volume) => write!(
+                f,
+                "another store is at {} than the one that volume {volume} serves: put that one back. To serve the \
+                 other one, delete the volume and create it again: to its clients it is another disk",
                 path.display()
             ),
             Self::AcceptanceNotKept(volume, why) => write!(

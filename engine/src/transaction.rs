@@ -3,7 +3,7 @@
 
 use crate::access::{Accesses, accesses};
 use crate::answering::{answers, ask_all};
-use crate::backend::Fingerprint;
+use crate::backend::{Condition, Fingerprint, OpenedStore, StoreTrouble};
 use crate::core_set::core::Opening;
 use crate::engine::{Engine, PORT_PATIENCE};
 use crate::error::EngineError;
@@ -207,6 +207,25 @@ fn has_cache(volume: &Volume) -> bool {
     volume.opened().store().is_some_and(|store| store.traits().write_cache)
 }
 
+/// Whether a store is not certainly the one that is known, if one is.
+fn is_another(store: Option<&Arc<dyn OpenedStore>>, known: Option<&Fingerprint>) -> bool {
+    known.is_some() && store.and_then(|store| store.fingerprint()).as_ref() != known
+}
+
+/// The fingerprint of the store of a unit whose volume is changed and stays at its place: the clients of the unit must
+/// not go on with other blocks.
+///
+/// # Errors
+/// If the file of the volume was moved or deleted: another one would be opened or made.
+fn store_in_place(own: &PlacedVolume, model: &common_sections::Volume) -> Result<Option<Fingerprint>, EngineError> {
+    let Some(store) = own.volume.opened().store().filter(|_| stays_at(own, model)) else { return Ok(None) };
+    let is_elsewhere = |found: &StoreTrouble| matches!(found.condition, Condition::Moved | Condition::Deleted);
+    match store.examine().into_iter().find(is_elsewhere) {
+        Some(StoreTrouble { words, remedy, .. }) => Err(EngineError::MovedStore { words, remedy }),
+        None => Ok(store.fingerprint()),
+    }
+}
+
 /// Whether a volume is at the place that this section says.
 fn stays_at(placed: &PlacedVolume, model: &common_sections::Volume) -> bool {
     model.place().is_some() && placed.place.as_deref() == model.place()
@@ -308,15 +327,19 @@ impl Engine {
             known: None,
             is_return: self.lacks.contains_key(name),
         };
+        let served = own.as_ref().filter(|_| is_same && !context.is_return);
+        let served = served.map_or(Ok(None), |own| store_in_place(own, model))?;
         let remembered = self.check_same_store(name, model, &context)?;
         let known = remembered.clone().or_else(|| self.store_that_stays(name, before?, model));
         let context = VolumeContext { known: known.as_ref(), ..context };
         let shown = context.origin.name("volume", name);
         let volume = Volume::configured(&shown, model, &context).map_err(EngineError::Volume)?;
-        let same = remembered.filter(|_| context.is_return);
-        if same.is_some() && volume.opened().store().and_then(|store| store.fingerprint()) != same {
-            let path = model.place().map(Path::to_owned).unwrap_or_default();
+        let (store, path) = (volume.opened().store(), model.place().map(Path::to_owned).unwrap_or_default());
+        if is_another(store, remembered.as_ref().filter(|_| context.is_return)) {
             return Err(EngineError::AnotherStore(path, name.to_owned()));
+        }
+        if is_another(store, served.as_ref()) {
+            return Err(EngineError::ReplacedStore(path, name.to_owned()));
         }
         if let Some(own) = own.as_ref().filter(|own| is_same && has_cache(&own.volume) && !has_cache(&volume)) {
             self.flush(own.unit)?;

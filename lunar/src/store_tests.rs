@@ -9,8 +9,8 @@ use lunar_control::plan::{ObjectId, Plan};
 use lunar_control::schema::StoreSchema;
 use lunar_core::io::{Store, Traits};
 use lunar_engine::backend::{
-    Backend, Condition, Durability, JailPaths, Location, Mark, Opened, OpenedStore, ProtectionRequest, Refusal,
-    StoreRequest, StoreTrouble, TextForm,
+    Backend, Condition, Durability, Fingerprint, JailPaths, Location, Mark, Opened, OpenedStore, ProtectionRequest,
+    Refusal, StoreRequest, StoreTrouble, TextForm,
 };
 use lunar_engine::engine::{Engine, EngineOptions};
 use lunar_engine::host::{Host as _, StateFolder, SystemHost};
@@ -33,6 +33,8 @@ struct FailingBackend;
 struct FailingStore {
     file: Opened,
     path: PathBuf,
+    /// There was a file `NAME.other` when it was opened: it is another store.
+    is_other: bool,
 }
 
 impl FailingStore {
@@ -73,7 +75,8 @@ impl Backend for FailingBackend {
     fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal> {
         let previous = previous.and_then(Opened::downcast::<FailingStore>).map(|store| &store.file);
         let (file, path) = (FileBackend.open(request, previous)?, request.required_path()?.to_owned());
-        Ok(Opened::Store(Arc::new(FailingStore { file, path })))
+        let is_other = path.with_extension("other").exists();
+        Ok(Opened::Store(Arc::new(FailingStore { file, path, is_other })))
     }
 }
 
@@ -84,6 +87,12 @@ impl OpenedStore for FailingStore {
 
     fn mark(&self) -> Option<Mark> {
         self.file().mark()
+    }
+
+    fn fingerprint(&self) -> Option<Fingerprint> {
+        let other = Mark::Global { space: "other", name: "store".into() };
+        let mark = if self.is_other { Some(other) } else { self.mark() };
+        mark.as_ref().map(Fingerprint::of_mark)
     }
 
     fn is_direct(&self) -> bool {
@@ -109,7 +118,8 @@ impl OpenedStore for FailingStore {
             words: "its device is gone".to_owned(),
             remedy: "connect it".to_owned(),
         };
-        Vec::from_iter(self.path.with_extension("gone").exists().then_some(gone))
+        let gone = self.path.with_extension("gone").exists().then_some(gone);
+        self.file().examine().into_iter().chain(gone).collect()
     }
 
     fn open_protection(&self, request: &ProtectionRequest<'_>) -> Result<Arc<dyn OpenedStore>, Refusal> {
@@ -253,6 +263,30 @@ fn a_store_that_is_not_the_one_before_once_it_is_open_is_not_served() {
     // Another file has come to the place after the look.
     engine.store_found("v", Some(Found::Same), &wanted);
     assert!(engine.has_unavailable_stores());
+    engine.end().expect("it ends");
+}
+
+#[test]
+fn a_change_of_a_volume_gives_its_unit_no_other_store() {
+    let place = Place::new();
+    let (before, after) = (wanted(&place, ""), wanted(&place, "write-through = true\n"));
+    let mut engine = engine(&place);
+    place.apply(&mut engine, &Checked::default(), &before).expect("it is made");
+    let (file, aside) = (place.0.join("v.img"), place.0.join("aside.img"));
+    std::fs::rename(&file, &aside).expect("it is there");
+    std::fs::write(&file, vec![7; 1 << 20]).expect("a file");
+    let why = place.apply(&mut engine, &before, &after).expect_err("it is another file");
+    assert!(why.contains("another file is at") && why.contains("move the file back"), "{why}");
+    std::fs::remove_file(&file).expect("it is there");
+    let why = place.apply(&mut engine, &before, &after).expect_err("it is not there");
+    assert!(why.contains("is not at") && !file.exists(), "{why}");
+    std::fs::rename(&aside, &file).expect("it is there");
+    let other = place.0.join("v.other");
+    std::fs::write(&other, "").expect("a file");
+    let why = place.apply(&mut engine, &before, &after).expect_err("it is another store");
+    assert!(why.contains("another store is at"), "{why}");
+    std::fs::remove_file(&other).expect("it is there");
+    place.apply(&mut engine, &before, &after).expect("it is the file before");
     engine.end().expect("it ends");
 }
 
