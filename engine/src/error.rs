@@ -111,31 +111,11 @@ impl fmt::Display for EngineError {
                 path.display(),
                 path.display()
             ),
-            Self::AnotherStore(path, volume) => write!(
-                f,
-                "{} is not certainly the store with which volume {volume} was served last: restore that store, or run \
-                 `lunar volume accept {volume}`",
-                path.display()
-            ),
-            Self::MovedStore { words, remedy } => write!(f, "{words}; {remedy}"),
-            Self::ReplacedStore(path, volume) => write!(
-                f,
-                "another store is at {} than the one that volume {volume} serves: put that one back. To serve the \
-                 other one, delete the volume and create it again: to its clients it is another disk",
-                path.display()
-            ),
-            Self::AcceptanceNotKept(volume, why) => write!(
-                f,
-                "volume {volume} is served, but the state folder has no record that its store was accepted ({}): \
-                 repair the state folder; after a restart of Lunar run `lunar volume accept {volume}` again",
-                os_error(*why)
-            ),
-            Self::MayHaveLostWrites(path, volume) => write!(
-                f,
-                "{} went away while volume {volume} was served with a write cache: `lunar volume accept {volume}` \
-                 serves it again",
-                path.display()
-            ),
+            Self::AnotherStore(..)
+            | Self::MovedStore { .. }
+            | Self::ReplacedStore(..)
+            | Self::AcceptanceNotKept(..)
+            | Self::MayHaveLostWrites(..) => self.of_identity(f),
             Self::NotConfigured => f.write_str("it is not in the configuration"),
             Self::VolumeShrinks(bytes) => write!(
                 f,
@@ -161,6 +141,39 @@ impl fmt::Display for EngineError {
 }
 
 impl EngineError {
+    /// The message of an error about which store it is.
+    fn of_identity(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AnotherStore(path, volume) => write!(
+                f,
+                "{} is not certainly the store with which volume {volume} was served last: restore that store, or run \
+                 `lunar volume accept {volume}`",
+                path.display()
+            ),
+            Self::MovedStore { words, remedy } => write!(f, "{words}; {remedy}"),
+            Self::ReplacedStore(path, volume) => write!(
+                f,
+                "another store is at {} than the one that volume {volume} serves: put that one back. To serve the \
+                 other one, delete the volume and create it again: to its clients it is another disk",
+                path.display()
+            ),
+            Self::AcceptanceNotKept(volume, why) => write!(
+                f,
+                "volume {volume} is served, but the state folder has no record that its store was accepted ({}): \
+                 repair the state folder; after a restart of Lunar run `lunar volume accept {volume}` again",
+                os_error(*why)
+            ),
+            Self::MayHaveLostWrites(path, volume) => write!(
+                f,
+                "{} went away while volume {volume} was served with a write cache: `lunar volume accept {volume}` \
+                 serves it again",
+                path.display()
+            ),
+            // All others are written elsewhere.
+            _ => Ok(()),
+        }
+    }
+
     /// An error of a front.
     #[must_use]
     pub fn front(why: impl std::error::Error + Send + Sync + 'static) -> Self {
