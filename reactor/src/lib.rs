@@ -45,6 +45,7 @@ mod longest;
 pub mod nvme_generic;
 pub mod op;
 pub mod pages;
+mod peer_file;
 pub mod remote;
 mod ring;
 pub mod scsi_generic;

@@ -1,17 +1,18 @@
 //! Unix sockets whose peers send descriptors with their bytes, for protocols of virtual machines: few messages, none
 //! of them on the data path. They use calls of their own, and the driver only when they have to wait.
 
+pub use crate::peer_file::{Closing, PeerFile};
 pub use crate::socket_file::{Permission, SOCKET_PATH_MAX, clear, make_folder};
 
 use crate::Reactor;
-use crate::eventfd::is_eventfd;
 use crate::op::{Handle, LocalSockets, Op};
 use crate::os_error;
+use crate::peer_file::Closer;
 use lunar_core::io::{Completion, Fault};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
-use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::sockopt::{set_socket_oobinline, socket_domain, socket_type};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, recvmsg, sendmsg,
@@ -24,34 +25,48 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Most descriptors of one receive: no protocol here allows more.
 pub const DESCRIPTORS_MAX: usize = 32;
+/// Most descriptors that a message can have (SCM_MAX_FD of net/scm.h). There is room for all: the kernel would close
+/// the others, and a close may wait.
+const RECEIVED_MAX: usize = 253;
 
 /// A socket, and its handle in the driver, for waiting.
 struct Waitable {
     reactor: Reactor,
     socket: Socket,
     handle: Handle,
+    closer: Arc<Closer>,
 }
 
 /// Where the calls of a socket go.
 enum Socket {
     /// To the operating system.
-    Descriptor(OwnedFd),
+    Descriptor(Arc<OwnedFd>),
     /// To the driver.
     Driver,
 }
 
 impl Waitable {
-    fn new(reactor: &Reactor, fd: OwnedFd) -> io::Result<Self> {
+    fn new(reactor: &Reactor, fd: OwnedFd, closer: Arc<Closer>) -> io::Result<Self> {
+        // The kernel closes the descriptors of an urgent byte that no receive asks for.
+        set_socket_oobinline(&fd, true)?;
         let handle = reactor.driver().adopt(fd.try_clone()?)?;
-        Ok(Self { reactor: reactor.clone(), socket: Socket::Descriptor(fd), handle })
+        Ok(Self { reactor: reactor.clone(), socket: Socket::Descriptor(Arc::new(fd)), handle, closer })
     }
 
     fn of_driver(reactor: &Reactor, handle: Handle) -> Self {
-        Self { reactor: reactor.clone(), socket: Socket::Driver, handle }
+        Self { reactor: reactor.clone(), socket: Socket::Driver, handle, closer: Arc::default() }
+    }
+
+    /// Lets another thread close the socket, this way.
+    fn close(&self, close: impl FnOnce(&Arc<Closer>, Arc<OwnedFd>)) {
+        if let Socket::Descriptor(fd) = &self.socket {
+            close(&self.closer, fd.clone());
+        }
     }
 
     fn sockets(&self) -> &dyn LocalSockets {
@@ -67,14 +82,15 @@ impl Waitable {
         }
     }
 
-    fn receive_some(&self, into: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<Option<usize>, Errno> {
-        match &self.socket {
-            Socket::Descriptor(fd) => receive_some(fd, into, descriptors),
-            Socket::Driver => {
-                let count = self.sockets().receive(&self.handle, into, descriptors)?;
-                Ok((descriptors.len() <= DESCRIPTORS_MAX).then_some(count))
-            }
-        }
+    /// `None`: there are too many descriptors.
+    fn receive_some(&self, into: &mut [u8], descriptors: &mut Vec<PeerFile>) -> Result<Option<usize>, Errno> {
+        let mut files = Vec::new();
+        let got = match &self.socket {
+            Socket::Descriptor(fd) => receive_some(fd, into, &mut files),
+            Socket::Driver => self.sockets().receive(&self.handle, into, &mut files).map(Some),
+        };
+        let are_few = self.closer.take(files, descriptors) && descriptors.len() <= DESCRIPTORS_MAX;
+        Ok(got?.filter(|_| are_few))
     }
 
     fn send_some(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
@@ -155,7 +171,8 @@ impl Listener {
         let path = path.to_owned();
         Permission { mode, owner: None, group: None }.grant(&path)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { socket: Waitable::new(reactor, listener.into())?, path, retired: Cell::default() })
+        let socket = Waitable::new(reactor, listener.into(), Arc::default())?;
+        Ok(Self { socket, path, retired: Cell::default() })
     }
 
     /// The next connection.
@@ -165,7 +182,7 @@ impl Listener {
     pub async fn accept(&self) -> io::Result<Stream> {
         let reactor = &self.socket.reactor;
         match self.socket.call(false, || self.socket.accept_next()).await? {
-            Accepted::Descriptor(fd) => Ok(Stream(Waitable::new(reactor, fd)?)),
+            Accepted::Descriptor(fd) => Ok(Stream(Waitable::new(reactor, fd, Arc::default())?)),
             Accepted::Handle(handle) => Ok(Stream(Waitable::of_driver(reactor, handle))),
         }
     }
@@ -173,6 +190,12 @@ impl Listener {
     /// Ends the wait for a connection.
     pub fn cancel(&self) {
         self.socket.cancel();
+    }
+
+    /// Tells, after the drop, whether it is closed, with the connections that were not accepted.
+    #[cfg(test)]
+    pub(crate) fn closing(&self) -> Closing {
+        Closing::of(&self.socket.closer)
     }
 
     /// The same, and another socket may use the path.
@@ -191,6 +214,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.retire();
+        self.socket.close(Closer::close_listener);
     }
 }
 
@@ -217,7 +241,7 @@ impl Stream {
     /// # Errors
     /// The error of the operating system; `WouldBlock` when the peer does not accept connections.
     pub fn connect(reactor: &Reactor, path: &Path) -> io::Result<Self> {
-        Ok(Self(Waitable::new(reactor, connect_now(path)?)?))
+        Ok(Self(Waitable::new(reactor, connect_now(path)?, Arc::default())?))
     }
 
     /// Takes over a connected socket that a peer has sent.
@@ -225,12 +249,17 @@ impl Stream {
     /// # Errors
     /// `InvalidInput` when it is no Unix stream socket: another file may delay its reader. Else the error of the
     /// operating system.
-    pub fn adopt(reactor: &Reactor, fd: OwnedFd) -> io::Result<Self> {
-        let is_stream = socket_domain(&fd)? == AddressFamily::UNIX && socket_type(&fd)? == SocketType::STREAM;
-        if !is_stream {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        Ok(Self(Waitable::new(reactor, fd)?))
+    pub fn adopt(reactor: &Reactor, file: impl Into<PeerFile>) -> io::Result<Self> {
+        let (fd, closer) = file.into().into_checked(|fd| {
+            Ok(socket_domain(fd)? == AddressFamily::UNIX && socket_type(fd)? == SocketType::STREAM)
+        })?;
+        Ok(Self(Waitable::new(reactor, fd, closer.unwrap_or_default())?))
+    }
+
+    /// Tells, after the drop of the connection, whether it and all that its peer has sent is closed.
+    #[must_use]
+    pub fn closing(&self) -> Closing {
+        Closing::of(&self.0.closer)
     }
 
     /// Sends `bytes` if there is room for all of them now; a part of them is never followed by the rest.
@@ -246,8 +275,9 @@ impl Stream {
     /// the peer has closed its side.
     ///
     /// # Errors
-    /// `InvalidData` when more descriptors arrive than [`DESCRIPTORS_MAX`]; else the error of the operating system.
-    pub async fn receive(&self, into: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    /// `InvalidData` when more descriptors arrive than [`DESCRIPTORS_MAX`], or too many of the peer that have no use
+    /// here are not closed yet; else the error of the operating system.
+    pub async fn receive(&self, into: &mut [u8], descriptors: &mut Vec<PeerFile>) -> io::Result<usize> {
         let mut done = 0;
         while done < into.len() {
             let part = &mut into[done..];
@@ -292,6 +322,12 @@ impl Stream {
     }
 }
 
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.0.close(Closer::close_stream);
+    }
+}
+
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Stream")
@@ -315,6 +351,9 @@ pub fn receive_waiting(
             Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Some(count) => done += count,
             None => return Err(io::ErrorKind::InvalidData.into()),
+        }
+        if descriptors.len() > DESCRIPTORS_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
         }
     }
     Ok(())
@@ -354,9 +393,13 @@ fn wait_for<T>(
     }
 }
 
-/// `None`: more descriptors arrived than there was room for.
-fn receive_some(fd: &OwnedFd, into: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<Option<usize>, Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+/// `None`: more descriptors arrived than there was room for, or than this process may have.
+pub(crate) fn receive_some(
+    fd: &OwnedFd,
+    into: &mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+) -> Result<Option<usize>, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RECEIVED_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let got = recvmsg(fd, &mut [IoSliceMut::new(into)], &mut control, flags)?;
@@ -365,8 +408,7 @@ fn receive_some(fd: &OwnedFd, into: &mut [u8], descriptors: &mut Vec<OwnedFd>) -
             descriptors.extend(more);
         }
     }
-    let fits = !got.flags.contains(ReturnFlags::CTRUNC) && descriptors.len() <= DESCRIPTORS_MAX;
-    Ok(fits.then_some(got.bytes))
+    Ok((!got.flags.contains(ReturnFlags::CTRUNC)).then_some(got.bytes))
 }
 
 fn send_some(fd: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
@@ -391,10 +433,8 @@ impl Signal {
     ///
     /// # Errors
     /// `InvalidInput` when it is no eventfd: a write to another file may wait. Else the error of the operating system.
-    pub fn new(reactor: &Reactor, fd: OwnedFd) -> io::Result<Self> {
-        if !is_eventfd(&fd)? {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
+    pub fn new(reactor: &Reactor, file: impl Into<PeerFile>) -> io::Result<Self> {
+        let fd = file.into().into_eventfd()?;
         // A full eventfd would block the writer. The peer can undo this setting: then a thread of the kernel waits,
         // and not this one.
         fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
@@ -442,10 +482,8 @@ impl Kick {
     ///
     /// # Errors
     /// `InvalidInput` when it is no eventfd: a read of another file may wait. Else the error of the operating system.
-    pub fn new(reactor: &Reactor, fd: OwnedFd) -> io::Result<Self> {
-        if !is_eventfd(&fd)? {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
+    pub fn new(reactor: &Reactor, file: impl Into<PeerFile>) -> io::Result<Self> {
+        let fd = file.into().into_eventfd()?;
         let handle = reactor.driver().adopt(fd.try_clone()?)?;
         Ok(Self { reactor: reactor.clone(), fd, handle, is_cancelled: Cell::new(false) })
     }
@@ -502,7 +540,10 @@ mod tests {
     fn only_eventfds_are_rung() {
         let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
         let pipe = io::pipe().expect("a pipe").1;
-        assert_eq!(Signal::new(&reactor, pipe.into()).expect_err("no eventfd").kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            Signal::new(&reactor, OwnedFd::from(pipe)).expect_err("no eventfd").kind(),
+            io::ErrorKind::InvalidInput
+        );
         let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("one");
         assert!(Signal::new(&reactor, eventfd).expect("one").ring());
     }
@@ -511,7 +552,10 @@ mod tests {
     fn a_kick_is_cleared_without_a_wait() {
         let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
         let pipe = io::pipe().expect("a pipe").0;
-        assert_eq!(Kick::new(&reactor, pipe.into()).expect_err("no eventfd").kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            Kick::new(&reactor, OwnedFd::from(pipe)).expect_err("no eventfd").kind(),
+            io::ErrorKind::InvalidInput
+        );
         // A blocking one, as a peer can make it at any time.
         let eventfd = rustix::event::eventfd(2, rustix::event::EventfdFlags::CLOEXEC).expect("one");
         let kick = Kick::new(&reactor, eventfd).expect("one");
@@ -549,10 +593,10 @@ mod tests {
     fn only_stream_sockets_are_adopted() {
         let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
         let (datagrams, _) = std::os::unix::net::UnixDatagram::pair().expect("a pair");
-        assert!(Stream::adopt(&reactor, datagrams.into()).is_err());
-        assert!(Stream::adopt(&reactor, io::pipe().expect("a pipe").0.into()).is_err());
+        assert!(Stream::adopt(&reactor, OwnedFd::from(datagrams)).is_err());
+        assert!(Stream::adopt(&reactor, OwnedFd::from(io::pipe().expect("a pipe").0)).is_err());
         let (ours, theirs) = UnixStream::pair().expect("a pair");
-        let stream = Stream::adopt(&reactor, ours.into()).expect("a stream");
+        let stream = Stream::adopt(&reactor, OwnedFd::from(ours)).expect("a stream");
         assert!(!stream.is_closed());
         stream.send_now(b"now").expect("there is room");
         let mut read = [0; 3];

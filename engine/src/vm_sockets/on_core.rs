@@ -4,7 +4,7 @@ use super::log::{Connections, Logging, Refusals};
 use super::{Place, Role};
 use crate::core_set::front_on_core::{FrontOnCore, PortalRef};
 use lunar_reactor::op::Incoming;
-use lunar_reactor::unix::{Listener, Permission, Stream, are_files, make_folder};
+use lunar_reactor::unix::{Closing, Listener, Permission, Stream, are_files, make_folder};
 use lunar_reactor::{Reactor, log};
 use lunar_unit::LocalFuture;
 use std::cell::{Cell, RefCell};
@@ -27,6 +27,8 @@ pub const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// Pause after a client has disconnected. A client that connects in a loop gets a small part of the core, and the
 /// connections that it has ended already, some thousand in the queue of the socket, are gone after two seconds.
 pub const NEXT_REST: Duration = Duration::from_micros(500);
+/// Time after which the log tells that descriptors of a client are not closed yet: it takes a moment.
+const CLOSE_TIME: Duration = Duration::from_secs(2);
 /// Pauses between two attempts to connect to a client: short after it was there, so that a virtual machine that starts
 /// again waits for little, and then long, so that clients that are not there cost next to nothing.
 const CONNECT_SOONEST: Duration = Duration::from_millis(100);
@@ -283,30 +285,47 @@ impl<S: SocketService> CoreSockets<S> {
             let (section, name) = (S::SECTION, &endpoint.name);
             match accepted {
                 _ if is_over() => {}
-                Ok(stream) => match self.service.connect(stream, &endpoint) {
-                    Ok(client) => {
-                        match connections.count(reactor.now()) {
-                            Logging::Full => {}
-                            Logging::Last => {
-                                log!("{section} {name}: its client connects in a loop, which is not logged further");
+                Ok(stream) => {
+                    let closing = stream.closing();
+                    match self.service.connect(stream, &endpoint) {
+                        Ok(client) => {
+                            match connections.count(reactor.now()) {
+                                Logging::Full => {}
+                                Logging::Last => {
+                                    log!("{section} {name}: its client connects in a loop; no more is logged");
+                                }
+                                Logging::None => client.silence(),
                             }
-                            Logging::None => client.silence(),
+                            self.converse(socket, client).await;
+                            reactor.sleep(rest).await;
                         }
-                        self.converse(socket, client).await;
-                        reactor.sleep(rest).await;
-                    }
-                    Err(why) => {
-                        reactor.stats().logins_refused.add(1);
-                        if refusals.is_news(why, reactor.now()) {
-                            log!("{section} {name}: connection refused: {why}");
+                        Err(why) => {
+                            reactor.stats().logins_refused.add(1);
+                            if refusals.is_news(why, reactor.now()) {
+                                log!("{section} {name}: connection refused: {why}");
+                            }
+                            reactor.sleep(ACCEPT_REST).await;
                         }
-                        reactor.sleep(ACCEPT_REST).await;
                     }
-                },
+                    self.until_closed(&closing, &is_over, &format_args!("{section} {name}")).await;
+                }
                 Err(why) => {
                     log!("{section} {name}: its client could not be accepted: {why}");
                     reactor.sleep(ACCEPT_REST).await;
                 }
+            }
+        }
+    }
+
+    /// Waits until all descriptors that a client has sent are closed: each connection may leave some that are not.
+    async fn until_closed(&self, closing: &Closing, is_over: &impl Fn() -> bool, whose: &fmt::Arguments<'_>) {
+        let told = self.reactor.now() + CLOSE_TIME;
+        let mut is_told = false;
+        while !is_over() && !closing.is_over() {
+            self.reactor.sleep(DRAIN_LOOK).await;
+            if !is_told && self.reactor.now() >= told {
+                is_told = true;
+                log!("{whose}: its client has sent a file whose close waits; the next one is accepted after it");
             }
         }
     }

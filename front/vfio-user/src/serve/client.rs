@@ -18,7 +18,7 @@ use lunar_guest::map::MapError;
 use lunar_guest::poll::Backoff;
 use lunar_nvme::Tenant;
 use lunar_reactor::shared;
-use lunar_reactor::unix::{Signal, Stream};
+use lunar_reactor::unix::{PeerFile, Signal, Stream};
 use std::cell::RefCell;
 use std::fmt;
 use std::io;
@@ -124,7 +124,7 @@ impl Client {
         }
     }
 
-    async fn message(&self, head: &Head, payload: &[u8], descriptors: Vec<OwnedFd>) -> io::Result<()> {
+    async fn message(&self, head: &Head, payload: &[u8], descriptors: Vec<PeerFile>) -> io::Result<()> {
         let code = Code(head.header.code.get());
         let stats = self.core.reactor.stats();
         stats.received_bytes.add((HEADER_LEN + payload.len()) as u64);
@@ -158,7 +158,7 @@ impl Client {
         &self,
         request: Request<'_>,
         payload: &[u8],
-        descriptors: Vec<OwnedFd>,
+        descriptors: Vec<PeerFile>,
         has_descriptor: &mut bool,
     ) -> Result<Vec<u8>, Errno> {
         match request {
@@ -246,14 +246,14 @@ impl Client {
         matches!(*handshake, Handshake::HasDoorbells(_))
     }
 
-    fn map(&self, map: &DmaMap, descriptors: Vec<OwnedFd>) -> Result<(), Errno> {
+    fn map(&self, map: &DmaMap, descriptors: Vec<PeerFile>) -> Result<(), Errno> {
         let (address, size) = (map.address.get(), map.size.get());
         let region = match descriptors.as_slice() {
             // Memory that can be reached by messages only: no driver of a guest has its queues or data there.
             [] => None,
             [file] => {
                 let len = usize::try_from(size).map_err(|_| Errno::INVAL)?;
-                let mapped = shared::map(file, map.offset.get(), len, session::is_writable(map));
+                let mapped = file.map(map.offset.get(), len, session::is_writable(map));
                 Some(mapped.map_err(|why| {
                     self.log(&format!("{size} bytes of guest memory at {address:#x} cannot be mapped: {why}"));
                     Errno::INVAL
@@ -325,7 +325,7 @@ impl Client {
         Ok(())
     }
 
-    fn set_irqs(&self, set: &SetIrqs, data: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), Errno> {
+    fn set_irqs(&self, set: &SetIrqs, data: &[u8], descriptors: Vec<PeerFile>) -> Result<(), Errno> {
         const DATA: u32 = IRQ_DATA_NONE | IRQ_DATA_BOOL | IRQ_DATA_EVENTFD;
         let (index, start, count) = (set.index.get(), set.start.get(), set.count.get());
         let (what, how) = (set.flags.get() & !DATA, set.flags.get() & DATA);
@@ -358,7 +358,7 @@ impl Client {
     }
 
     /// Sets the eventfds of the interrupts from `start` to `end`; those without a descriptor have none any more.
-    fn set_signals(&self, index: u32, start: u32, end: u32, descriptors: Vec<OwnedFd>) -> Result<(), Errno> {
+    fn set_signals(&self, index: u32, start: u32, end: u32, descriptors: Vec<PeerFile>) -> Result<(), Errno> {
         let mut signals = Vec::new();
         for descriptor in descriptors {
             signals.push(Signal::new(&self.core.reactor, descriptor).map_err(|_| Errno::INVAL)?);
@@ -400,7 +400,7 @@ mod tests {
         let rig = Rig::default();
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         ours.set_nonblocking(true).expect("a socket");
-        let stream = Stream::adopt(&reactor, ours.into()).expect("a socket");
+        let stream = Stream::adopt(&reactor, OwnedFd::from(ours)).expect("a socket");
         let place = Place { path: "test".into(), role: Role::Server };
         let endpoint = Endpoint { name: "test".into(), place, tenant: tenant() };
         let client = Client::new(&Core::new(&reactor, &rig.subsystem), stream, &endpoint).expect("there is room");

@@ -17,7 +17,7 @@ use lunar_core::port::NexusName;
 use lunar_engine::vm_sockets::{Endpoint, SocketClient};
 use lunar_guest::poll::Backoff;
 use lunar_reactor::shared;
-use lunar_reactor::unix::{Kick, Signal, Stream};
+use lunar_reactor::unix::{Kick, PeerFile, Signal, Stream};
 use std::cell::Cell;
 use std::fmt;
 use std::io;
@@ -189,7 +189,7 @@ impl Client {
         io::ErrorKind::InvalidData.into()
     }
 
-    async fn message(&self, head: &Head, payload: &[u8], descriptors: Vec<OwnedFd>) -> io::Result<()> {
+    async fn message(&self, head: &Head, payload: &[u8], descriptors: Vec<PeerFile>) -> io::Result<()> {
         let stats = self.core.reactor.stats();
         stats.received_bytes.add((HEADER_LEN + payload.len()) as u64);
         if !self.has_spoken.replace(true) {
@@ -229,7 +229,7 @@ impl Client {
         Ok(())
     }
 
-    async fn answer(&self, request: Request<'_>, descriptors: Vec<OwnedFd>) -> Result<Answer, Refused> {
+    async fn answer(&self, request: Request<'_>, descriptors: Vec<PeerFile>) -> Result<Answer, Refused> {
         let device = &self.device;
         match request {
             Request::GetFeatures => return Ok(Answer::number(device.rings.state().offered())),
@@ -270,7 +270,7 @@ impl Client {
     }
 
     /// Answers a message about one ring.
-    async fn answer_ring(&self, request: Request<'_>, descriptors: Vec<OwnedFd>) -> Result<Answer, Refused> {
+    async fn answer_ring(&self, request: Request<'_>, descriptors: Vec<PeerFile>) -> Result<Answer, Refused> {
         let device = &self.device;
         match request {
             Request::SetVringNum(ring, size) => device.rings.with(|state| state.set_size(ring, size))?,
@@ -329,15 +329,15 @@ impl Client {
         Ok(Answer::Reply(state.as_bytes().to_vec(), None))
     }
 
-    fn map(&self, file: &OwnedFd, offset: u64, size: u64) -> Result<Region, Refused> {
+    fn map(&self, file: &PeerFile, offset: u64, size: u64) -> Result<Region, Refused> {
         let mapped = usize::try_from(size).map_err(|_| io::ErrorKind::OutOfMemory.into());
-        mapped.and_then(|len| shared::map(file, offset, len, true)).map_err(|why| {
+        mapped.and_then(|len| file.map(offset, len, true)).map_err(|why| {
             self.device.rings.log_fault(&format!("{size} bytes of its memory cannot be mapped: {why}"));
             Refused::Descriptors
         })
     }
 
-    async fn set_memory(&self, table: Vec<MemoryRegion>, descriptors: Vec<OwnedFd>) -> Result<(), Refused> {
+    async fn set_memory(&self, table: Vec<MemoryRegion>, descriptors: Vec<PeerFile>) -> Result<(), Refused> {
         if table.len() != descriptors.len() {
             return Err(Refused::Descriptors);
         }
@@ -351,7 +351,7 @@ impl Client {
         self.until_free(old).await
     }
 
-    fn add_memory(&self, region: &MemoryRegion, descriptors: Vec<OwnedFd>) -> Result<(), Refused> {
+    fn add_memory(&self, region: &MemoryRegion, descriptors: Vec<PeerFile>) -> Result<(), Refused> {
         let file = only(descriptors)?;
         self.device.rings.state().may_add(region)?;
         let memory = self.map(&file, region.offset.get(), region.size.get())?;
@@ -360,7 +360,7 @@ impl Client {
         Ok(())
     }
 
-    fn set_log(&self, log: &LogBase, descriptors: Vec<OwnedFd>) -> Result<Answer, Refused> {
+    fn set_log(&self, log: &LogBase, descriptors: Vec<PeerFile>) -> Result<Answer, Refused> {
         if !self.device.rings.state().uses(protocol::LOG_SHMFD) {
             return Err(Refused::Unsupported);
         }
@@ -369,7 +369,7 @@ impl Client {
         Ok(Answer::number(SUCCESS))
     }
 
-    fn set_channel(&self, descriptors: Vec<OwnedFd>) -> Result<(), Refused> {
+    fn set_channel(&self, descriptors: Vec<PeerFile>) -> Result<(), Refused> {
         let channel = Stream::adopt(&self.core.reactor, only(descriptors)?).map_err(|_| Refused::Descriptors)?;
         self.device.rings.set_channel(channel);
         Ok(())
@@ -380,7 +380,7 @@ impl Client {
         event: RingEvent,
         ring: RingIndex,
         has_descriptor: bool,
-        descriptors: Vec<OwnedFd>,
+        descriptors: Vec<PeerFile>,
     ) -> Result<(), Refused> {
         let device = &self.device;
         if !device.rings.state().has(ring) {
@@ -424,7 +424,7 @@ impl Client {
         Ok(Answer::Reply(made.as_bytes().to_vec(), Some(file)))
     }
 
-    fn set_inflight(&self, given: &Inflight, descriptors: Vec<OwnedFd>) -> Result<(), Refused> {
+    fn set_inflight(&self, given: &Inflight, descriptors: Vec<PeerFile>) -> Result<(), Refused> {
         let region = self.map(&only(descriptors)?, given.offset.get(), given.size.get())?;
         self.device.rings.with(|state| state.set_inflight(region, given.queues.get()))?;
         self.device.recall();
@@ -433,7 +433,7 @@ impl Client {
 }
 
 /// The descriptor of a message that comes with exactly one.
-fn only(mut descriptors: Vec<OwnedFd>) -> Result<OwnedFd, Refused> {
+fn only(mut descriptors: Vec<PeerFile>) -> Result<PeerFile, Refused> {
     match descriptors.pop() {
         Some(descriptor) if descriptors.is_empty() => Ok(descriptor),
         _ => Err(Refused::Descriptors),

@@ -15,7 +15,7 @@ fn client(reactor: &Reactor) -> (Rc<Client>, UnixStream) {
     let core = Core::new(reactor, (&rig.set, &target(&rig)), &Arc::default());
     let (ours, theirs) = UnixStream::pair().expect("a pair");
     ours.set_nonblocking(true).expect("a socket");
-    let stream = Stream::adopt(reactor, ours.into()).expect("a socket");
+    let stream = Stream::adopt(reactor, OwnedFd::from(ours)).expect("a socket");
     let tenant = Tenant { host: "iqn.x".into(), group: None, tag: 0, queues: 1, device: disk() };
     let place = Place { path: "test".into(), role: Role::Server };
     let endpoint = Endpoint { name: "test".into(), place, tenant };
