@@ -1,7 +1,7 @@
 # A machine with systemd and the program: runs the commands of docs/five-minutes.md, then tests the installed service.
 . /test/lib.sh
 . /test/initiator.sh
-. /test/settings # DRIVER
+. /test/settings # DRIVER, perhaps LOCAL_DISK
 
 HERE=/test/service
 SECRET="a secret that no page names"
@@ -160,6 +160,57 @@ restart_test() {
     try "lunar apply after the correction" lunar apply
 }
 
+# kills_and_restarts: the local disk $1 survives the ends of its process and of the daemon.
+kills_and_restarts() {
+    try "systemctl kill -9 of the local disk" systemctl kill -s KILL lunar-ublk@local
+    eventually systemctl is-active lunar-ublk@local >/dev/null
+    says "systemd starts it again" "^active$" systemctl is-active lunar-ublk@local
+    equal "its data after a kill" "$(sum </tmp/written)" "$(head -c 4M "$1" | sum)"
+    try "systemctl restart of the daemon" systemctl restart lunar
+    try "a write meanwhile" dd if=/tmp/written of="$1" bs=1M seek=4 oflag=direct status=none
+    equal "its data after a restart of the daemon" "$(sum </tmp/written)" \
+        "$(dd if="$1" bs=1M skip=4 count=4 iflag=direct status=none | sum)"
+}
+
+# A local disk of the template that was installed, with the rules for udev: with capabilities, and without any.
+local_disk_test() {
+    local node link=/run/lunar-ublk/local folder=/etc/systemd/system/lunar-ublk@local.service.d
+    [ -e /dev/ublk-control ] || { echo "@skip a local disk: the kernel has no ublk"; return; }
+    try "udevadm control --reload" udevadm control --reload
+    try "udevadm trigger" udevadm trigger --settle /dev/ublk-control
+    equal "the group lunar may make disks" "lunar 660" "$(stat -c '%G %a' /dev/ublk-control)"
+    try "lunar volume create, for the local disk" \
+        lunar volume create local --kind file --path /srv/lunar/local.img --size 64M
+    try "lunar group create, for the local disk" \
+        lunar group create local --targets main --initiators iqn.2026-01.io.lunar:vm:local
+    try "lunar group map, for the local disk" lunar group map local 0 local
+    printf '[vhost.local]\ntarget = "main"\nmode = "660"\n' >>/etc/lunar/lunar.toml
+    try "lunar apply, a socket for the local disk" lunar apply
+    try "systemctl start lunar-ublk@local" systemctl start lunar-ublk@local
+    eventually test -b $link || { journalctl -u lunar-ublk@local --no-pager | tail -n 20; bad "the link"; return; }
+    equal "the local disk has its size" $((64 << 20)) "$(blockdev --getsize64 $link)"
+    equal "the local disk belongs to root" root "$(stat -L -c %U $link)"
+    try "write to the local disk" dd if=/tmp/written of=$link bs=1M oflag=direct status=none
+    kills_and_restarts $link
+    try "systemctl stop lunar-ublk@local" systemctl stop lunar-ublk@local
+    refuse "the link is gone" test -L $link
+
+    mkdir -p $folder
+    printf '[Service]\nCapabilityBoundingSet=\nAmbientCapabilities=\n' >$folder/plain.conf
+    systemctl daemon-reload
+    try "start it without capabilities" systemctl start lunar-ublk@local
+    eventually test -b $link || { journalctl -u lunar-ublk@local --no-pager | tail -n 20; bad "the link"; return; }
+    node=$(readlink -f $link)
+    says "it has no capabilities" "^CapEff:[[:space:]]*0*$" \
+        cat "/proc/$(systemctl show lunar-ublk@local -p MainPID --value)/status"
+    given() { [ "$(stat -c '%U %a' "$node")" = "lunar 600" ]; }
+    try "udev gives the disk to its user" eventually given
+    equal "it has the data" "$(sum </tmp/written)" "$(head -c 4M "$node" | sum)"
+    refuse "other users cannot read the disk" setpriv --reuid=65534 --clear-groups head -c 4k "$node"
+    try "systemctl stop" systemctl stop lunar-ublk@local
+    refuse "the disk is gone" test -b "$node"
+}
+
 # reports NODE PATTERN: whether one of the next commands ends with this sense.
 reports() {
     local count
@@ -264,6 +315,11 @@ two_names_test() {
 }
 
 follow_the_page
+if [ -n "${LOCAL_DISK:-}" ]; then
+    head -c 4M /dev/urandom >/tmp/written
+    local_disk_test
+    finish
+fi
 unit_test
 initiator_test
 restart_test

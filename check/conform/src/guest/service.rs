@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::sysroot::{self, Sysroot};
 use super::{Script, Targets, packages};
 use crate::process;
 use crate::target::{Driver, Lab, Spec};
@@ -24,22 +25,24 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
     let folder = lab.scratch.join("service");
     std::fs::create_dir_all(&folder)?;
-    let script = Script {
-        name: "service",
-        is_service: true,
-        part: &part,
-        driver,
-        sysroot: &sysroot,
-        processors: 1,
-        more: Some(("test/service", &folder)),
-    };
     lab.report.check(&part, "guest ran to its end", || {
         write_files(lab, &program, &folder)?;
-        let settings = format!("DRIVER={}\n", driver.name().replace('_', "-"));
-        let nothing = Spec::new(driver, Vec::<String>::new())?;
-        script.run(lab, Targets { main: None, spec: nothing, others: Vec::new(), settings, growth: None })
+        boot(lab, driver, (&part, &sysroot, &folder), "")
+    });
+    lab.report.check(&part, "a guest with a local disk ran to its end", || {
+        let sysroot = sysroot::ensure_with_ublk(&lab.report)?;
+        boot(lab, driver, (&part, &sysroot, &folder), "LOCAL_DISK=yes\n")
     });
     Ok(())
+}
+
+/// Boots the guest with more settings.
+fn boot(lab: &Lab, driver: Driver, (part, sysroot, folder): (&str, &Sysroot, &Path), more: &str) -> Result<()> {
+    let more_files = Some(("test/service", folder));
+    let script = Script { name: "service", is_service: true, part, driver, sysroot, processors: 1, more: more_files };
+    let settings = format!("DRIVER={}\n{more}", driver.name().replace('_', "-"));
+    let nothing = Spec::new(driver, Vec::<String>::new())?;
+    script.run(lab, Targets { main: None, spec: nothing, others: Vec::new(), settings, growth: None })
 }
 
 /// Writes what the guest gets besides its packages: the program, the commands of the page, and an ISO image.
