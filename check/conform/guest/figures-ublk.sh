@@ -9,14 +9,15 @@ insmod "$held" nr_devices=1 gb=1 queue_mode=2
 mkdir -p /tmp/files
 mount -t tmpfs -o size=512M none /tmp/files
 for name in lunar loop rublk; do truncate -s 128M "/tmp/files/$name.img"; done
-"$LUNAR" serve --driver "$DRIVER" --cores 1 --memory 64 --listen 127.0.0.1:3260 /tmp/files/lunar.img null:1G --ublk figures \
-    >>"$LOG" 2>&1 &
+"$LUNAR" serve --driver "$DRIVER" --cores 1 --memory 64 --listen 127.0.0.1:3260 /tmp/files/lunar.img null:1G \
+    --ublk file:0 --ublk nothing:1 >>"$LOG" 2>&1 &
 serves() { [ "$(grep -c 'of this machine (ublk)' "$LOG")" = 2 ]; }
 eventually serves || { cat "$LOG"; bad "two disks"; finish; }
-disks=($(sed -n 's/.* is \(\/dev\/ublkb[0-9]*\) of this machine.*/\1/p' "$LOG"))
+# own NAME: the disk of this name.
+own() { sed -n "s/.* disk *$1 is \(\/dev\/ublkb[0-9]*\) of this machine.*/\1/p" "$LOG"; }
 loop=$(losetup --find --show /tmp/files/loop.img)
-file=(lunar="${disks[0]}" loop="$loop")
-null=(lunar="${disks[1]}" null_blk=/dev/nullb0)
+file=(lunar="$(own file)" loop="$loop")
+null=(lunar="$(own nothing)" null_blk=/dev/nullb0)
 if [ -x "$HERE/rublk" ]; then
     # added ARGUMENT...: another server's disk.
     added() {

@@ -13,7 +13,7 @@ use crate::test_data::Random;
 use crate::tools::{expect_text, tool};
 
 /// The environment variable that names the build tree.
-const BUILD_VARIABLE: &str = "LUNAR_BENCH_SPDK";
+pub(crate) const BUILD_VARIABLE: &str = "LUNAR_BENCH_SPDK";
 const NQN: &str = "nqn.2026-01.io.lunar.conform:spdk";
 /// Bytes that `spdk_dd` copies: more than any buffer in between holds, and not a multiple of its block size.
 const COPY_LEN: usize = (24 << 20) + 512;

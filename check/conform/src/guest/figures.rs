@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use super::modules::write_modules;
 use super::sysroot::{self, Sysroot};
 use super::ublk::copy_program;
-use super::{Script, Targets, zfs};
+use super::{Script, Targets, figures_vhost, zfs};
 use crate::report::{Report, skip};
 use crate::target::{Driver, Lab, Spec};
 
@@ -81,10 +81,11 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         return Ok(());
     }
     let program = lab.built()?.to_owned();
-    for comparison in &COMPARISONS {
-        if lab.only.as_ref().is_some_and(|only| !comparison.script.contains(only.as_str())) {
-            continue;
-        }
+    let wants = |script: &str| lab.only.as_ref().is_none_or(|only| script.contains(only.as_str()));
+    if wants(figures_vhost::SCRIPT) {
+        figures_vhost::part(lab, driver);
+    }
+    for comparison in COMPARISONS.iter().filter(|comparison| wants(comparison.script)) {
         lab.report.check("figures", comparison.script, || compare(lab, driver, comparison, &program));
     }
     Ok(())

@@ -11,6 +11,7 @@ mod device;
 mod emulator;
 mod fcoe;
 mod figures;
+mod figures_vhost;
 mod iser;
 mod kernel;
 mod lan;
