@@ -28,6 +28,9 @@ pub const BURST_BYTES: u64 = 1 << 20;
 pub const BURST_DESCRIPTORS: usize = CHAIN_MAX;
 /// Bytes of the memory in which requests in progress are recorded: 256 packed rings of 8,192 entries.
 pub const INFLIGHT_MAX: u64 = 64 << 20;
+/// Requests of a ring that a process before this one has not answered: a device has fewer in progress, and rings of QEMU
+/// have fewer entries.
+pub const LEFT_MAX: usize = 4096;
 /// Bytes of a dirty log: one bit for each page of 8 TiB.
 pub const LOG_MAX: u64 = 256 << 20;
 /// Faults of a front-end and of its guest that are logged while it is connected: enough to see what it does wrong, and
