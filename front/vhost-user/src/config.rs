@@ -33,6 +33,3 @@ pub const INFLIGHT_MAX: u64 = 64 << 20;
 pub const LEFT_MAX: usize = 4096;
 /// Bytes of a dirty log: one bit for each page of 8 TiB.
 pub const LOG_MAX: u64 = 256 << 20;
-/// Faults of a front-end and of its guest that are logged while it is connected: enough to see what it does wrong, and
-/// no guest fills the log.
-pub const FAULTS_LOGGED: u32 = 16;

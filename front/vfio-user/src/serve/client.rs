@@ -240,7 +240,7 @@ impl Client {
                     self.device.map_doorbells(&page, at);
                     *handshake = Handshake::HasDoorbells(file);
                 }
-                Err(why) => self.log(&format!("the page of its doorbells could not be created: {why}")),
+                Err(why) => self.device.log_fault(&format!("the page of its doorbells could not be created: {why}")),
             }
         }
         matches!(*handshake, Handshake::HasDoorbells(_))
@@ -255,7 +255,8 @@ impl Client {
                 let len = usize::try_from(size).map_err(|_| Errno::INVAL)?;
                 let mapped = file.map(map.offset.get(), len, session::is_writable(map));
                 Some(mapped.map_err(|why| {
-                    self.log(&format!("{size} bytes of guest memory at {address:#x} cannot be mapped: {why}"));
+                    let what = format!("{size} bytes of guest memory at {address:#x} cannot be mapped: {why}");
+                    self.device.log_fault(&what);
                     Errno::INVAL
                 })?)
             }

@@ -54,7 +54,7 @@ impl Device {
             self.subsystem().set_property(controller, property::CC, false, wanted.into())
         };
         if self.with(set).is_err() {
-            self.log("the guest has written a configuration that the controller does not support");
+            self.log_fault("the guest has written a configuration that the controller does not support");
             self.with(NvmeRegisters::fail);
         }
         if !self.look_for_losses() {
@@ -95,7 +95,7 @@ impl Device {
             match flush_now(&seen.namespace.unit).await {
                 Ok(()) | Err(Fault::Unsupported) => {}
                 Err(why) => {
-                    self.log(&format!("namespace {} could not be flushed: {why:?}", seen.id));
+                    self.log_fault(&format!("namespace {} could not be flushed: {why:?}", seen.id));
                     all = Err(why);
                 }
             }

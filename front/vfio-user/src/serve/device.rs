@@ -11,6 +11,7 @@ use crate::pointer::resolve;
 use crate::registers::{Effect, Fetched, NvmeRegisters};
 use lunar_core::mem::{Arena, Region};
 use lunar_guest::data_path::Lent;
+use lunar_guest::faults::Faults;
 use lunar_guest::memory::LossWatch;
 use lunar_guest::poll::{Arming, Backoff, Look, PollSchedule, Rings};
 use lunar_guest::scatter::ScatterList;
@@ -56,6 +57,7 @@ pub(super) struct Device {
     pub(super) admitted: Cell<usize>,
     schedule: PollSchedule,
     losses: LossWatch,
+    faults: Faults,
     /// Raises interrupts again whose eventfd was full.
     raise_again: Delayed,
     /// Raises interrupts that wait for more completions.
@@ -83,6 +85,7 @@ impl Device {
             admitted: Cell::new(0),
             schedule: PollSchedule::new(MISSES_MAX),
             losses: LossWatch::new(losses()),
+            faults: Faults::default(),
             raise_again: Delayed::default(),
             raise_deferred: Delayed::default(),
             over: End::default(),
@@ -119,6 +122,11 @@ impl Device {
         if !self.is_silent.get() {
             log!("vm {}: {what}", self.name);
         }
+    }
+
+    /// Logs what the client or its guest can cause again and again, unless there has been much of it.
+    pub(super) fn log_fault(&self, what: &str) {
+        self.faults.lines(what).for_each(|line| self.log(line));
     }
 
     /// Whether it runs, and is not being migrated.
@@ -338,7 +346,7 @@ impl Device {
         let is_lost = is_lost(self.registers().memory.regions());
         if is_lost {
             if self.service.replace(Service::Lost) != Service::Lost {
-                self.log("guest memory is truncated, out of space or broken: the controller has failed");
+                self.log_fault("guest memory is truncated, out of space or broken: the controller has failed");
             }
             self.with(NvmeRegisters::fail);
         } else if self.service.get() == Service::Lost {
