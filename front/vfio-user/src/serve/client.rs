@@ -53,23 +53,21 @@ impl fmt::Debug for Client {
 }
 
 impl SocketClient for Client {
-    async fn serve(&self) {
-        let stats = self.core.reactor.stats();
-        stats.connections.add(1);
-        stats.connections_accepted.add(1);
-        stats.sessions.add(1);
-        let ended = self.converse().await;
+    async fn serve(&self) -> bool {
+        let ended = self.device.failed.unless(self.converse()).await;
         if self.has_shaken_hands() {
-            if let Err(why) = ended
+            if let Some(Err(why)) = &ended
                 && !self.core.is_draining()
             {
                 self.log(&format!("connection to its client lost: {why}"));
             }
             self.log("client disconnected");
         }
+        ended.is_some()
+    }
+
+    async fn finish(&self) {
         self.device.end().await;
-        stats.connections.sub(1);
-        stats.sessions.sub(1);
     }
 
     fn end(&self) {
@@ -391,6 +389,7 @@ mod tests {
     use super::*;
     use lunar_engine::vm_sockets::{Place, Role};
     use lunar_nvme::fuzzing::{Rig, tenant};
+    use lunar_reactor::watch::Watch;
     use lunar_reactor::{Choice, Config, Reactor};
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
@@ -399,12 +398,7 @@ mod tests {
     fn memory_in_use_does_not_keep_a_client_that_has_gone() {
         let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
         let rig = Rig::default();
-        let (ours, theirs) = UnixStream::pair().expect("a pair");
-        ours.set_nonblocking(true).expect("a socket");
-        let stream = Stream::adopt(&reactor, OwnedFd::from(ours)).expect("a socket");
-        let place = Place { path: "test".into(), role: Role::Server };
-        let endpoint = Endpoint { name: "test".into(), place, tenant: tenant() };
-        let client = Client::new(&Core::new(&reactor, &rig.subsystem), stream, &endpoint).expect("there is room");
+        let (client, theirs) = client(&reactor, &rig);
         let memory = Region::zeroed(4096);
         client.device.with(|registers| registers.memory.map(0, 4096, Some(memory.clone()))).expect("free");
         reactor.spawn({
@@ -419,5 +413,31 @@ mod tests {
         drop(memory);
         assert_eq!(reactor.run(client.unmap(Some((0, 4096)))), Err(Errno::IO));
         assert!(lent.is_some());
+    }
+
+    /// A client, and the other end of its connection.
+    fn client(reactor: &Reactor, rig: &Rig) -> (Rc<Client>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        ours.set_nonblocking(true).expect("a socket");
+        let stream = Stream::adopt(reactor, OwnedFd::from(ours)).expect("a socket");
+        let place = Place { path: "test".into(), role: Role::Server };
+        let endpoint = Endpoint { name: "test".into(), place, tenant: tenant() };
+        (Client::new(&Core::new(reactor, &rig.subsystem), stream, &endpoint).expect("there is room"), theirs)
+    }
+
+    #[test]
+    fn a_device_that_fails_disconnects_its_client() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let rig = Rig::default();
+        let (client, _theirs) = client(&reactor, &rig);
+        // A defect: the registers are in use.
+        let registers = client.device.registers();
+        client.device.wake();
+        assert!(client.device.wants_poll() && client.device.look());
+        drop(registers);
+        assert!(!client.device.wants_poll() && !client.device.look() && client.device.prepare_sleep());
+        assert!(!reactor.run(client.serve()));
+        reactor.run(client.finish());
+        assert!(client.is_quiet());
     }
 }

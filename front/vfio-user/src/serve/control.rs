@@ -8,6 +8,7 @@ use lunar_core::io::Fault;
 use lunar_core::step::flush_now;
 use lunar_nvme::Queue;
 use lunar_nvme::controller::property;
+use lunar_reactor::slots::contained;
 use std::rc::Rc;
 
 /// CC.EN.
@@ -28,7 +29,10 @@ impl Device {
                 if wanted == device.configuration.in_force() || device.over.has_come() {
                     break;
                 }
-                device.apply(wanted).await;
+                // Whoever waits for the end of this task must not wait forever.
+                if contained(device.apply(wanted)).await.is_none() {
+                    device.failed.come();
+                }
                 device.configuration.set_in_force(wanted);
             }
             device.configuration.end();

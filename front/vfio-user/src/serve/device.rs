@@ -64,6 +64,8 @@ pub(super) struct Device {
     raise_deferred: Delayed,
     /// The client has disconnected.
     pub(super) over: End,
+    /// The device has failed by a panic: its client is disconnected.
+    pub(super) failed: End,
 }
 
 impl Device {
@@ -89,6 +91,7 @@ impl Device {
             raise_again: Delayed::default(),
             raise_deferred: Delayed::default(),
             over: End::default(),
+            failed: End::default(),
         });
         let watch: Rc<dyn Watch> = device.clone();
         core.reactor.watch(&watch);
@@ -135,6 +138,12 @@ impl Device {
         self.motion.borrow().is_running()
     }
 
+    /// Whether its queues are looked at: it runs, and has not failed.
+    #[inline]
+    fn is_looked_at(&self) -> bool {
+        self.is_running() && !self.failed.has_come()
+    }
+
     /// The client has mapped the doorbells: writes to them cause no notification, so a task polls them while the core
     /// sleeps.
     pub(super) fn map_doorbells(self: &Rc<Self>, page: &Region, at: usize) {
@@ -169,6 +178,14 @@ impl Device {
     /// The next turn looks at the queues.
     pub(super) fn wake(&self) {
         self.schedule.wake();
+    }
+
+    /// Looks at the queues. Returns whether there was something.
+    fn work(&self) -> bool {
+        self.with(NvmeRegisters::flush);
+        let has_fetched = self.fetch();
+        self.raise();
+        has_fetched || self.schedule.is_due()
     }
 
     /// Takes commands out of the queues. Returns whether there were any.
@@ -456,11 +473,11 @@ impl Rings for Device {
 
 impl Watch for Device {
     fn wants_poll(&self) -> bool {
-        self.is_running() && self.schedule.has_work(self)
+        self.is_looked_at() && self.schedule.has_work(self)
     }
 
     fn look(&self) -> bool {
-        if !self.is_running() {
+        if !self.is_looked_at() {
             return false;
         }
         match self.schedule.look(self) {
@@ -468,14 +485,15 @@ impl Watch for Device {
             Look::Again => return true,
             Look::Work => {}
         }
-        self.with(NvmeRegisters::flush);
-        let has_fetched = self.fetch();
-        self.raise();
-        has_fetched || self.schedule.is_due()
+        // A panic would end the core.
+        contain(|| self.work()).unwrap_or_else(|| {
+            self.failed.come();
+            true
+        })
     }
 
     fn prepare_sleep(&self) -> bool {
-        !self.is_running() || self.schedule.prepare_sleep(self)
+        !self.is_looked_at() || self.schedule.prepare_sleep(self)
     }
 }
 

@@ -9,6 +9,7 @@ use super::tenant::{DeviceView, Tenant};
 use crate::config::{CONFIG_MAX, INFLIGHT_MAX, SLOTS_MAX};
 use crate::schema::WORD;
 use crate::session::{self, Head, Request, RingEvent, RingIndex};
+use crate::sessions::Listed;
 use crate::virtio::{Refused, VirtioDevice};
 use crate::wire::{Code, ConfigHead, HEADER_LEN, Inflight, LogBase, MemoryRegion, VringState, feature, protocol};
 use lunar_blk::Client as BlockClient;
@@ -64,6 +65,7 @@ pub struct Client {
     path: PathBuf,
     stream: Stream,
     device: Rc<Device>,
+    listed: Listed,
     /// Whether the front-end has sent anything.
     has_spoken: Cell<bool>,
     /// Whether the connection ends.
@@ -77,25 +79,21 @@ impl fmt::Debug for Client {
 }
 
 impl SocketClient for Client {
-    async fn serve(&self) {
-        let stats = self.core.reactor.stats();
-        stats.connections.add(1);
-        stats.connections_accepted.add(1);
-        stats.sessions.add(1);
-        let session = self.core.sessions.begin(&self.path, self.core.reactor.now());
-        let ended = self.converse(session).await;
+    async fn serve(&self) -> bool {
+        let ended = self.device.rings.failed.unless(self.converse()).await;
         if self.has_spoken.get() {
-            if let Err(why) = ended
+            if let Some(Err(why)) = &ended
                 && !self.core.is_draining()
             {
                 self.log(&format!("connection to its front-end lost: {why}"));
             }
             self.log("front-end disconnected");
         }
+        ended.is_some()
+    }
+
+    async fn finish(&self) {
         self.device.end((!self.is_ended.get()).then_some(FINISH_TIME)).await;
-        self.core.sessions.end(session);
-        stats.connections.sub(1);
-        stats.sessions.sub(1);
     }
 
     /// No further message is answered, and no further request is taken from the rings.
@@ -139,9 +137,11 @@ impl Client {
                 Kind::Scsi(Rc::new(ScsiDevice::new(&core.target, nexus, tenant.queues)))
             }
         };
+        let path = endpoint.place.path.clone();
         Ok(Rc::new(Self {
             core: core.clone(),
-            path: endpoint.place.path.clone(),
+            listed: core.sessions.begin(&path, core.reactor.now()),
+            path,
             stream,
             device: Device::new(core, &endpoint.name, kind),
             has_spoken: Cell::new(false),
@@ -153,8 +153,8 @@ impl Client {
         self.device.rings.log(what);
     }
 
-    /// Answers messages until the connection ends. `session`: its number in the list.
-    async fn converse(&self, session: u64) -> io::Result<()> {
+    /// Answers messages until the connection ends.
+    async fn converse(&self) -> io::Result<()> {
         let mut payload = Vec::new();
         loop {
             let (mut bytes, mut descriptors) = ([0; HEADER_LEN], Vec::new());
@@ -173,7 +173,7 @@ impl Client {
                 let is_packed = state.features() & feature::RING_PACKED != 0;
                 (state.running_sizes(), is_packed)
             });
-            self.core.sessions.set_rings(session, rings, is_packed);
+            self.listed.set_rings(rings, is_packed);
             // Otherwise a front-end that sends without waiting for replies would keep the core busy.
             self.core.reactor.end_of_turn().await;
         }

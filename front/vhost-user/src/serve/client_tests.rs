@@ -36,7 +36,7 @@ fn a_connection_that_is_ended_answers_no_message_and_takes_no_request() {
     front_end.write_all(&[message, message].concat()).expect("there is room");
     client.end();
     assert!(!client.device.rings.state().has_work());
-    let ended = reactor.run(client.converse(1));
+    let ended = reactor.run(client.converse());
     assert_eq!(ended.map_err(|why| why.kind()), Err(io::ErrorKind::ConnectionAborted));
     let mut bytes = Vec::new();
     front_end.read_to_end(&mut bytes).expect("it is at its end");
@@ -76,6 +76,25 @@ fn a_ring_that_stops_does_not_outlast_its_front_end() {
     });
     assert!(matches!(reactor.run(client.stop(ring)), Err(Refused::Ended)));
     client.device.rings.forget(ring);
+}
+
+#[test]
+fn a_device_that_fails_disconnects_its_front_end_and_does_not_wait_for_what_was_lost() {
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let (client, _front_end) = client(&reactor);
+    // A panic has ended the work at its request.
+    assert!(client.device.rings.with(|state| state.take(0.into())).is_ok_and(|chain| chain.is_some()));
+    assert!(!client.is_quiet());
+    reactor.spawn({
+        let (reactor, client) = (reactor.clone(), client.clone());
+        async move {
+            reactor.sleep(Duration::from_millis(1)).await;
+            client.device.rings.fail();
+        }
+    });
+    assert!(!reactor.run(client.serve()));
+    assert!(client.is_quiet() && !client.device.rings.state().has_work());
+    reactor.run(client.finish());
 }
 
 #[test]

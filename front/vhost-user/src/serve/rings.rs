@@ -60,6 +60,8 @@ pub(super) struct DeviceRings {
     pub(super) is_silent: Cell<bool>,
     /// The front-end has disconnected.
     pub(super) over: End,
+    /// The device has failed by a panic: its front-end is disconnected.
+    pub(super) failed: End,
 }
 
 impl DeviceRings {
@@ -81,6 +83,7 @@ impl DeviceRings {
             faults: Faults::default(),
             is_silent: Cell::new(false),
             over: End::default(),
+            failed: End::default(),
         })
     }
 
@@ -112,9 +115,18 @@ impl DeviceRings {
         self.faults.lines(what).for_each(|line| self.log(line));
     }
 
-    /// Whether no request is in progress.
+    /// Whether no request is in progress. After a failure, requests that are in no slot were lost with it.
     pub(super) fn is_quiet(&self) -> bool {
-        self.state().is_idle()
+        self.state().is_idle() || self.failed.has_come() && self.admitted.get() == 0
+    }
+
+    /// No chain is taken any more, and the front-end is disconnected: a panic has ended the work at the rings.
+    pub(super) fn fail(&self) {
+        // A second panic would end the core.
+        if let Ok(mut state) = self.state.try_borrow_mut() {
+            state.pause_all();
+        }
+        self.failed.come();
     }
 
     /// The next turn looks at the rings.
