@@ -5,7 +5,7 @@
 //! unless they are of a kind whose close does not wait.
 
 use crate::eventfd::is_eventfd;
-use crate::shared;
+use crate::shared::{self, quota::Quota};
 use crate::unix::{DESCRIPTORS_MAX, receive_some};
 use lunar_core::mem::Region;
 use rustix::fs::fcntl_get_seals;
@@ -169,13 +169,13 @@ impl PeerFile {
         self.file.take().map(|file| (file, self.closer.take())).ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// Maps a part of it: see [`shared::map`].
+    /// Maps a part of it: see [`shared::map_within`].
     ///
     /// # Errors
-    /// Those of [`shared::map`].
-    pub fn map(&self, offset: u64, len: usize, is_writable: bool) -> io::Result<Region> {
+    /// Those of [`shared::map_within`].
+    pub fn map(&self, quota: &Quota, offset: u64, len: usize, is_writable: bool) -> io::Result<Region> {
         match &self.file {
-            Some(file) => shared::map(file, offset, len, is_writable),
+            Some(file) => shared::map_within(quota, file, offset, len, is_writable),
             None => Err(io::ErrorKind::InvalidInput.into()),
         }
     }

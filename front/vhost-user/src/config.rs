@@ -11,8 +11,8 @@ pub const TABLE_MAX: usize = 8;
 pub const SLOTS_MAX: u64 = 509;
 /// Rings of a device: the messages have eight bits for their number.
 pub const RINGS_MAX: usize = 256;
-/// Bytes of the memory of a guest: the address space of the process, 128 TiB, is enough for some of the largest virtual
-/// machines at once. A dirty log covers as much.
+/// Bytes of the memory of a guest: more than the largest virtual machines have. A dirty log covers as much. How much of
+/// it can be mapped depends on the other virtual machines: see `lunar_reactor::shared::quota`.
 pub const MEMORY_MAX: u64 = 8 << 40;
 /// Entries of a ring (virtio 1.3, 2.7 and 2.8).
 pub const RING_SIZE_MAX: u16 = 32768;

@@ -17,7 +17,7 @@ use lunar_guest::dirty::{DirtyLog, DirtyPages};
 use lunar_guest::map::MapError;
 use lunar_guest::poll::Backoff;
 use lunar_nvme::Tenant;
-use lunar_reactor::shared;
+use lunar_reactor::shared::{quota::Quota, share_within};
 use lunar_reactor::unix::{PeerFile, Signal, Stream};
 use std::cell::RefCell;
 use std::fmt;
@@ -43,6 +43,8 @@ pub struct Client {
     core: Rc<Core>,
     stream: Stream,
     device: Rc<Device>,
+    /// What it has mapped.
+    quota: Quota,
     handshake: RefCell<Handshake>,
 }
 
@@ -68,6 +70,11 @@ impl SocketClient for Client {
 
     async fn finish(&self) {
         self.device.end().await;
+        // The next client has a quota of its own.
+        let mut pauses = Backoff::for_stores();
+        while !self.quota.is_settled() && !self.core.is_draining() {
+            self.core.reactor.sleep(pauses.next(false)).await;
+        }
     }
 
     fn end(&self) {
@@ -91,6 +98,7 @@ impl Client {
             core: core.clone(),
             stream,
             device: Device::new(core, &endpoint.name, admin),
+            quota: Quota::default(),
             handshake: RefCell::new(Handshake::Awaited),
         }))
     }
@@ -233,7 +241,7 @@ impl Client {
         let mut handshake = self.handshake.borrow_mut();
         if let Handshake::WantsDoorbells = *handshake {
             let at = DOORBELLS as usize;
-            match shared::share("lunar-doorbells", at + DOORBELLS_LEN) {
+            match share_within(&self.quota, "lunar-doorbells", at + DOORBELLS_LEN) {
                 Ok((file, page)) => {
                     self.device.map_doorbells(&page, at);
                     *handshake = Handshake::HasDoorbells(file);
@@ -251,11 +259,11 @@ impl Client {
             [] => None,
             [file] => {
                 let len = usize::try_from(size).map_err(|_| Errno::INVAL)?;
-                let mapped = file.map(map.offset.get(), len, session::is_writable(map));
+                let mapped = file.map(&self.quota, map.offset.get(), len, session::is_writable(map));
                 Some(mapped.map_err(|why| {
                     let what = format!("{size} bytes of guest memory at {address:#x} cannot be mapped: {why}");
                     self.device.log_fault(&what);
-                    Errno::INVAL
+                    if why.kind() == io::ErrorKind::QuotaExceeded { Errno::NOSPC } else { Errno::INVAL }
                 })?)
             }
             _ => return Err(Errno::INVAL),
@@ -281,8 +289,15 @@ impl Client {
             Ok::<_, MapError>(regions)
         })?;
         self.device.wake();
+        self.until(|| !regions.iter().any(Region::is_in_use)).await?;
+        drop(regions);
+        self.until(|| self.quota.is_settled()).await
+    }
+
+    /// Waits until this holds, or until the connection ends.
+    async fn until(&self, holds: impl Fn() -> bool) -> Result<(), Errno> {
         let mut pauses = Backoff::for_stores();
-        while regions.iter().any(Region::is_in_use) {
+        while !holds() {
             if self.stream.is_closed() {
                 // The reply has no reader, and the end of the device aborts the commands.
                 return Err(Errno::IO);
@@ -391,6 +406,7 @@ mod tests {
     use lunar_nvme::fuzzing::{Rig, tenant};
     use lunar_reactor::watch::Watch;
     use lunar_reactor::{Choice, Config, Reactor};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
@@ -439,5 +455,30 @@ mod tests {
         assert!(!reactor.run(client.serve()));
         reactor.run(client.finish());
         assert!(client.is_quiet());
+    }
+
+    #[test]
+    fn a_client_is_refused_more_memory_than_others_leave_to_it() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let rig = Rig::default();
+        let (client, _theirs) = client(&reactor, &rig);
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd");
+        ftruncate(&file, 8 << 40).expect("it is sparse");
+        let map = |address: u64| {
+            let map = DmaMap {
+                argsz: 32.into(),
+                flags: 3.into(),
+                offset: 0.into(),
+                address: address.into(),
+                size: (8 << 40).into(),
+            };
+            client.map(&map, vec![PeerFile::from(file.try_clone().expect("a descriptor"))])
+        };
+        // All that one client gets is 16.5 TiB.
+        assert_eq!([0, 8 << 40, 16 << 40].map(map), [Ok(()), Ok(()), Err(Errno::NOSPC)]);
+        assert_eq!(reactor.run(client.unmap(Some((0, 8 << 40)))), Ok(()));
+        assert_eq!(map(16 << 40), Ok(()), "the first one is unmapped");
+        reactor.run(client.finish());
+        assert!(client.quota.is_settled());
     }
 }

@@ -16,8 +16,9 @@ use lunar_blk::Client as BlockClient;
 use lunar_core::mem::Region;
 use lunar_core::port::NexusName;
 use lunar_engine::vm_sockets::{Endpoint, SocketClient};
+use lunar_guest::map::MapError;
 use lunar_guest::poll::Backoff;
-use lunar_reactor::shared;
+use lunar_reactor::shared::{quota::Quota, share_within};
 use lunar_reactor::unix::{Kick, PeerFile, Signal, Stream};
 use std::cell::Cell;
 use std::fmt;
@@ -65,6 +66,8 @@ pub struct Client {
     path: PathBuf,
     stream: Stream,
     device: Rc<Device>,
+    /// What it has mapped.
+    quota: Quota,
     listed: Listed,
     /// Whether the front-end has sent anything.
     has_spoken: Cell<bool>,
@@ -94,6 +97,11 @@ impl SocketClient for Client {
 
     async fn finish(&self) {
         self.device.end((!self.is_ended.get()).then_some(FINISH_TIME)).await;
+        // The next front-end has a quota of its own.
+        let mut pauses = Backoff::for_stores();
+        while !self.quota.is_settled() && !self.core.is_draining() {
+            self.core.reactor.sleep(pauses.next(false)).await;
+        }
     }
 
     /// No further message is answered, and no further request is taken from the rings.
@@ -144,6 +152,7 @@ impl Client {
             path,
             stream,
             device: Device::new(core, &endpoint.name, kind),
+            quota: Quota::default(),
             has_spoken: Cell::new(false),
             is_ended: Cell::new(false),
         }))
@@ -306,10 +315,12 @@ impl Client {
         Ok(())
     }
 
-    /// Waits until regions that were removed are not in use any more.
+    /// Waits until regions that were removed are not in use any more, and unmapped.
     async fn until_free(&self, regions: Vec<Region>) -> Result<(), Refused> {
         self.device.rings.wake();
-        self.until_ended(|| !regions.iter().any(Region::is_in_use)).await
+        self.until_ended(|| !regions.iter().any(Region::is_in_use)).await?;
+        drop(regions);
+        self.until_ended(|| self.quota.is_settled()).await
     }
 
     /// Stops a ring, once all that was taken from it has been returned.
@@ -331,9 +342,12 @@ impl Client {
 
     fn map(&self, file: &PeerFile, offset: u64, size: u64) -> Result<Region, Refused> {
         let mapped = usize::try_from(size).map_err(|_| io::ErrorKind::OutOfMemory.into());
-        mapped.and_then(|len| file.map(offset, len, true)).map_err(|why| {
+        mapped.and_then(|len| file.map(&self.quota, offset, len, true)).map_err(|why| {
             self.device.rings.log_fault(&format!("{size} bytes of its memory cannot be mapped: {why}"));
-            Refused::Descriptors
+            match why.kind() {
+                io::ErrorKind::QuotaExceeded => Refused::Memory(MapError::TooMany),
+                _ => Refused::Descriptors,
+            }
         })
     }
 
@@ -412,7 +426,7 @@ impl Client {
         if len == 0 || len as u64 > INFLIGHT_MAX {
             return Err(Refused::Unsupported);
         }
-        let (file, region) = shared::share("lunar-inflight", len).map_err(|why| {
+        let (file, region) = share_within(&self.quota, "lunar-inflight", len).map_err(|why| {
             self.device.rings.log_fault(&format!("the record of its requests in progress cannot be made: {why}"));
             Refused::Unsupported
         })?;

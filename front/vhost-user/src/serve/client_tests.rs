@@ -5,6 +5,7 @@ use lunar_blk::testing::Rig;
 use lunar_engine::vm_sockets::{Place, Role};
 use lunar_reactor::{Choice, Config, Reactor};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -95,6 +96,23 @@ fn a_device_that_fails_disconnects_its_front_end_and_does_not_wait_for_what_was_
     assert!(!reactor.run(client.serve()));
     assert!(client.is_quiet() && !client.device.rings.state().has_work());
     reactor.run(client.finish());
+}
+
+#[test]
+fn a_front_end_is_refused_more_memory_than_others_leave_to_it() {
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let (client, _front_end) = client(&reactor);
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memfd");
+    ftruncate(&file, 8 << 40).expect("it is sparse");
+    let file = PeerFile::from(file);
+    // All that one front-end gets is 16.5 TiB.
+    let regions: Vec<_> = (0..2).map(|_| client.map(&file, 0, 8 << 40).expect("there is room")).collect();
+    assert!(matches!(client.map(&file, 0, 8 << 40), Err(Refused::Memory(MapError::TooMany))));
+    assert!(matches!(client.map(&file, 1, 8 << 40), Err(Refused::Descriptors)), "beyond its end");
+    assert!(reactor.run(client.until_free(regions)).is_ok());
+    assert!(client.map(&file, 0, 8 << 40).is_ok(), "they are unmapped");
+    reactor.run(client.finish());
+    assert!(client.quota.is_settled());
 }
 
 #[test]
