@@ -8,7 +8,7 @@ use crate::eventfd::is_eventfd;
 use crate::shared::{self, quota::Quota};
 use crate::unix::{DESCRIPTORS_MAX, receive_some};
 use lunar_core::mem::Region;
-use rustix::fs::fcntl_get_seals;
+use rustix::fs::{fcntl_get_seals, fstat};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use std::collections::VecDeque;
@@ -205,9 +205,15 @@ impl Drop for PeerFile {
     }
 }
 
-/// Whether the last close of a descriptor does not wait: memory, which has seals, and eventfds.
+/// Memory whose last close takes no time worth mentioning, in the unit of `st_blocks`: the close frees its pages.
+const SMALL_BLOCKS: u64 = (4 << 20) / 512;
+
+/// Whether the last close of a descriptor does not wait: little memory, which has seals, and eventfds.
 fn closes_at_once(file: &OwnedFd) -> bool {
-    fcntl_get_seals(file).is_ok() || is_eventfd(file).unwrap_or(false)
+    let is_small =
+        || fstat(file).is_ok_and(|stat| u64::try_from(stat.st_blocks).is_ok_and(|used| used <= SMALL_BLOCKS));
+    // Only memory has seals: any other file system might delay the next call.
+    (fcntl_get_seals(file).is_ok() && is_small()) || is_eventfd(file).unwrap_or(false)
 }
 
 #[cfg(test)]
@@ -323,6 +329,9 @@ mod tests {
     fn memory_and_eventfds_are_closed_at_once() {
         let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("one");
         assert!(closes_at_once(&shared::share("test", 4096).expect("a memfd").0) && closes_at_once(&eventfd));
+        let (large, pages) = shared::share("test", 5 << 20).expect("a memfd");
+        assert!(closes_at_once(&large), "no page of it is used");
+        assert!((0..pages.len()).step_by(4096).all(|at| pages.write(at, b"x")) && !closes_at_once(&large));
         assert!(PeerFile::from(eventfd).into_eventfd().is_ok());
         let (near, _) = lingering();
         set_socket_linger(&near, None).expect("a socket");
