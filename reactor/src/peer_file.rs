@@ -86,12 +86,23 @@ impl Closer {
     fn close(self: &Arc<Self>, left: Left) {
         let mut waiting = self.waiting();
         waiting.left.push_back(left);
-        if !waiting.is_running {
+        self.start(&mut waiting);
+    }
+
+    fn start(self: &Arc<Self>, waiting: &mut Waiting) {
+        if !waiting.is_running && !waiting.left.is_empty() {
             let closer = self.clone();
             let thread = std::thread::Builder::new().name("lunar-close".to_owned()).spawn(move || closer.run());
-            // Without a thread, it waits for the next one that is closed.
+            // Without a thread, all wait for the next try.
             waiting.is_running = thread.is_ok();
         }
+    }
+
+    /// Whether nothing waits for its close.
+    pub(crate) fn is_idle(self: &Arc<Self>) -> bool {
+        let mut waiting = self.waiting();
+        self.start(&mut waiting);
+        !waiting.is_running && waiting.left.is_empty()
     }
 
     fn run(&self) {
@@ -217,7 +228,7 @@ fn closes_at_once(file: &OwnedFd) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::unix::{Listener, Stream, send_waiting};
     use crate::{Choice, Config, Reactor};
@@ -229,10 +240,10 @@ mod tests {
     use std::time::{Duration, Instant};
 
     /// Longer than any test takes.
-    const PATIENCE: Duration = Duration::from_secs(30);
+    pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
     /// A TCP socket whose last close waits until its peer reads, which it does not, and that peer.
-    fn lingering() -> (TcpStream, TcpStream) {
+    pub(crate) fn lingering() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut near = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
         let far = listener.accept().expect("it connects").0;
