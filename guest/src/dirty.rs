@@ -25,7 +25,56 @@ const WORDS: usize = 512;
 const WORD_BITS: u64 = u64::BITS as u64;
 const CHUNK_BITS: u64 = WORDS as u64 * WORD_BITS;
 
-type Chunk = Box<[u64; WORDS]>;
+/// The pages of a chunk, and which of its words are not zero: a report looks at no others.
+#[derive(Debug)]
+struct Chunk {
+    words: Box<[u64; WORDS]>,
+    used: [u64; WORDS / WORD_BITS as usize],
+}
+
+impl Chunk {
+    fn new() -> Self {
+        Self { words: Box::new([0; WORDS]), used: [0; WORDS / WORD_BITS as usize] }
+    }
+
+    fn set(&mut self, bit: u64) {
+        let at = bit / WORD_BITS;
+        self.words[at as usize] |= 1 << (bit % WORD_BITS);
+        self.used[(at / WORD_BITS) as usize] |= 1 << (at % WORD_BITS);
+    }
+
+    /// Calls `visit` for each bit; it is cleared when it returns `true`.
+    fn visit(&mut self, mut visit: impl FnMut(u64) -> bool) {
+        for (group, used) in (0..).zip(&mut self.used) {
+            for within in bits(*used) {
+                let at = group * WORD_BITS + within;
+                let word = &mut self.words[at as usize];
+                for bit in bits(*word) {
+                    if visit(at * WORD_BITS + bit) {
+                        *word &= !(1 << bit);
+                    }
+                }
+                if *word == 0 {
+                    *used &= !(1 << within);
+                }
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.used.iter().all(|used| *used == 0)
+    }
+}
+
+/// The bits of a word that are set.
+fn bits(word: u64) -> impl Iterator<Item = u64> {
+    let mut left = word;
+    std::iter::from_fn(move || {
+        let bit = u64::from((left != 0).then(|| left.trailing_zeros())?);
+        left &= left - 1;
+        Some(bit)
+    })
+}
 
 /// An invalid request for a log or a report: a page size that is no power of two or too small, a range that is empty
 /// or extends beyond the address space, or more than a limit of this module allows.
@@ -115,8 +164,7 @@ impl DirtyPages {
                 self.is_full = true;
                 return;
             }
-            let chunk = self.chunks.entry(number).or_insert_with(|| Box::new([0; WORDS]));
-            chunk[(bit / WORD_BITS) as usize] |= 1 << (bit % WORD_BITS);
+            self.chunks.entry(number).or_insert_with(Chunk::new).set(bit);
         }
     }
 
@@ -130,11 +178,7 @@ impl DirtyPages {
         let (first, last) = asked.ends().ok_or(LogError)?;
         let words = bitmap_len(asked, page_size).ok_or(LogError)? / size_of::<u64>();
         let mut bitmap = vec![0_u64; words];
-        let mut report = |from: u64, to: u64| {
-            for bit in from / page_size..=to / page_size {
-                bitmap[(bit / WORD_BITS) as usize] |= 1 << (bit % WORD_BITS);
-            }
-        };
+        let mut report = |from: u64, to: u64| set_bits(&mut bitmap, from / page_size, to / page_size);
         if self.is_full {
             report(0, last - first);
         } else {
@@ -153,24 +197,27 @@ impl DirtyPages {
     fn visit(&mut self, first: u64, last: u64, mut visit: impl FnMut(u64) -> bool) {
         let mut empty = Vec::new();
         for (number, chunk) in self.chunks.range_mut(first / CHUNK_BITS..=last / CHUNK_BITS) {
-            for (at, word) in (0..).zip(chunk.iter_mut()) {
-                let mut left = *word;
-                while left != 0 {
-                    let bit = u64::from(left.trailing_zeros());
-                    left &= left - 1;
-                    let page = number * CHUNK_BITS + at * WORD_BITS + bit;
-                    if (first..=last).contains(&page) && visit(page) {
-                        *word &= !(1 << bit);
-                    }
-                }
-            }
-            if chunk.iter().all(|word| *word == 0) {
+            chunk.visit(|bit| {
+                let page = number * CHUNK_BITS + bit;
+                (first..=last).contains(&page) && visit(page)
+            });
+            if chunk.is_empty() {
                 empty.push(*number);
             }
         }
         for number in empty {
             self.chunks.remove(&number);
         }
+    }
+}
+
+/// Sets the bits from `first` to `last`, a word at a time: a report has up to two million.
+fn set_bits(words: &mut [u64], first: u64, last: u64) {
+    let (from, to) = (first / WORD_BITS, last / WORD_BITS);
+    for (number, word) in (from..=to).zip(&mut words[from as usize..]) {
+        let low = if number == from { first % WORD_BITS } else { 0 };
+        let high = if number == to { last % WORD_BITS } else { WORD_BITS - 1 };
+        *word |= u64::MAX << low & u64::MAX >> (WORD_BITS - 1 - high);
     }
 }
 
@@ -254,6 +301,10 @@ mod tests {
         (0..100).for_each(|page| log.mark(range(page * 0x20_0000 + 5, 4096)));
         assert_eq!(reported(&mut log, 0, 200 << 20, 2 << 20), Ok((0..100).collect()));
         assert!(log.chunks.is_empty());
+        log.mark(range(5 << 27, 4096));
+        log.mark(range((5 << 27) + (1 << 26), 4096));
+        assert_eq!(reported(&mut log, 5 << 27, 1 << 26, 4096), Ok(vec![0]));
+        assert_eq!(reported(&mut log, 5 << 27, 1 << 27, 4096), Ok(vec![1 << 14]), "the other page of the chunk stays");
         // The log has larger pages than the request: all parts of a dirty page are dirty.
         let mut log = DirtyPages::new(16384, &[]).expect("a page size");
         log.mark(range(0x5000, 1));
@@ -299,6 +350,9 @@ mod tests {
         let mut log = DirtyPages::new(4096, &[]).expect("a page size");
         (0..=CHUNKS_MAX as u64).for_each(|number| log.mark(range(number << 27, 1)));
         assert_eq!((log.chunks.len(), reported(&mut log, 0x5000, 0x2001, 4096)), (CHUNKS_MAX, Ok(vec![0, 1, 2])));
+        for pages in [63, 64, 65, 130] {
+            assert_eq!(reported(&mut log, 0x5000, pages << 12, 4096), Ok((0..pages).collect()));
+        }
     }
 
     fn bitmap(len: usize) -> (Region, DirtyBitmap) {

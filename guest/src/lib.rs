@@ -3,6 +3,7 @@
 //!
 //! * [`map`]: address ranges that do not overlap, each with a value
 //! * [`window`]: a bounded view of a part of guest memory: rings, doorbell pages, logs
+//! * [`faults`]: how many faults of a guest the log shows
 //! * [`dirty`]: which pages of guest memory were written, for a client that migrates the guest
 //! * [`memory`]: guest memory: regions by guest address, access to them, and the log of writes
 //! * [`scatter`]: the data of one command, which lies in several pieces of guest memory
@@ -12,6 +13,7 @@
 
 pub mod data_path;
 pub mod dirty;
+pub mod faults;
 pub mod map;
 pub mod memory;
 pub mod poll;

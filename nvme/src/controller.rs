@@ -625,7 +625,8 @@ impl Controller {
     /// Queues a reservation notification.
     pub(crate) fn notice(&self, kind: u8, namespace: u32) {
         let mut state = self.lock();
-        state.noticed += 1;
+        // Zero is no count (NVMe Base 2.0 5.16.1.24). A migration record may say any other.
+        state.noticed = state.noticed.checked_add(1).unwrap_or(1);
         let notice = Notice { count: state.noticed, kind, namespace };
         state.notices.push_back(notice);
         if state.notices.len() > NOTICES_MAX {

@@ -81,7 +81,8 @@ impl Errors {
         let place = place(sqe, refusal.status);
         let tells_more = place != UNKNOWN_PLACE || refusal.block.is_some();
         let status = if tells_more { refusal.status.with_more() } else { refusal.status };
-        self.count += 1;
+        // Zero is no count (NVMe Base 2.0 5.16.1.2). A migration record may say any other.
+        self.count = self.count.checked_add(1).unwrap_or(1);
         self.last.truncate(ERRORS_MAX - 1);
         self.last.push_front(ErrorEntry {
             count: self.count.into(),

@@ -8,6 +8,7 @@
 //! * [`slots`]: long-lived tasks that execute commands without an allocation per command
 //! * [`unix`], [`shared`], [`watch`]: sockets that pass descriptors, memory shared with a guest, and the polling of
 //!   such memory
+//! * [`packets`]: sockets of messages, for threads that wait by themselves
 //! * [`end`]: the end of an object that tasks work for
 //! * [`heap`]: the heap of the process
 //! * [`pages`]: memory of volumes in memory
@@ -44,6 +45,7 @@ pub mod log;
 mod longest;
 pub mod nvme_generic;
 pub mod op;
+pub mod packets;
 pub mod pages;
 mod peer_file;
 pub mod remote;

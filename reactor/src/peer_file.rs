@@ -5,10 +5,10 @@
 //! unless they are of a kind whose close does not wait.
 
 use crate::eventfd::is_eventfd;
-use crate::shared;
+use crate::shared::{self, quota::Quota};
 use crate::unix::{DESCRIPTORS_MAX, receive_some};
 use lunar_core::mem::Region;
-use rustix::fs::fcntl_get_seals;
+use rustix::fs::{fcntl_get_seals, fstat};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use std::collections::VecDeque;
@@ -86,12 +86,23 @@ impl Closer {
     fn close(self: &Arc<Self>, left: Left) {
         let mut waiting = self.waiting();
         waiting.left.push_back(left);
-        if !waiting.is_running {
+        self.start(&mut waiting);
+    }
+
+    fn start(self: &Arc<Self>, waiting: &mut Waiting) {
+        if !waiting.is_running && !waiting.left.is_empty() {
             let closer = self.clone();
             let thread = std::thread::Builder::new().name("lunar-close".to_owned()).spawn(move || closer.run());
-            // Without a thread, it waits for the next one that is closed.
+            // Without a thread, all wait for the next try.
             waiting.is_running = thread.is_ok();
         }
+    }
+
+    /// Whether nothing waits for its close.
+    pub(crate) fn is_idle(self: &Arc<Self>) -> bool {
+        let mut waiting = self.waiting();
+        self.start(&mut waiting);
+        !waiting.is_running && waiting.left.is_empty()
     }
 
     fn run(&self) {
@@ -169,13 +180,13 @@ impl PeerFile {
         self.file.take().map(|file| (file, self.closer.take())).ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// Maps a part of it: see [`shared::map`].
+    /// Maps a part of it: see [`shared::map_within`].
     ///
     /// # Errors
-    /// Those of [`shared::map`].
-    pub fn map(&self, offset: u64, len: usize, is_writable: bool) -> io::Result<Region> {
+    /// Those of [`shared::map_within`].
+    pub fn map(&self, quota: &Quota, offset: u64, len: usize, is_writable: bool) -> io::Result<Region> {
         match &self.file {
-            Some(file) => shared::map(file, offset, len, is_writable),
+            Some(file) => shared::map_within(quota, file, offset, len, is_writable),
             None => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
@@ -205,13 +216,19 @@ impl Drop for PeerFile {
     }
 }
 
-/// Whether the last close of a descriptor does not wait: memory, which has seals, and eventfds.
+/// Memory whose last close takes no time worth mentioning, in the unit of `st_blocks`: the close frees its pages.
+const SMALL_BLOCKS: u64 = (4 << 20) / 512;
+
+/// Whether the last close of a descriptor does not wait: little memory, which has seals, and eventfds.
 fn closes_at_once(file: &OwnedFd) -> bool {
-    fcntl_get_seals(file).is_ok() || is_eventfd(file).unwrap_or(false)
+    let is_small =
+        || fstat(file).is_ok_and(|stat| u64::try_from(stat.st_blocks).is_ok_and(|used| used <= SMALL_BLOCKS));
+    // Only memory has seals: any other file system might delay the next call.
+    (fcntl_get_seals(file).is_ok() && is_small()) || is_eventfd(file).unwrap_or(false)
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::unix::{Listener, Stream, send_waiting};
     use crate::{Choice, Config, Reactor};
@@ -223,10 +240,10 @@ mod tests {
     use std::time::{Duration, Instant};
 
     /// Longer than any test takes.
-    const PATIENCE: Duration = Duration::from_secs(30);
+    pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
     /// A TCP socket whose last close waits until its peer reads, which it does not, and that peer.
-    fn lingering() -> (TcpStream, TcpStream) {
+    pub(crate) fn lingering() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut near = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
         let far = listener.accept().expect("it connects").0;
@@ -323,6 +340,9 @@ mod tests {
     fn memory_and_eventfds_are_closed_at_once() {
         let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("one");
         assert!(closes_at_once(&shared::share("test", 4096).expect("a memfd").0) && closes_at_once(&eventfd));
+        let (large, pages) = shared::share("test", 5 << 20).expect("a memfd");
+        assert!(closes_at_once(&large), "no page of it is used");
+        assert!((0..pages.len()).step_by(4096).all(|at| pages.write(at, b"x")) && !closes_at_once(&large));
         assert!(PeerFile::from(eventfd).into_eventfd().is_ok());
         let (near, _) = lingering();
         set_socket_linger(&near, None).expect("a socket");

@@ -126,7 +126,7 @@ impl<J> fmt::Debug for Slots<J> {
 #[inline]
 pub fn contain<T>(what: impl FnOnce() -> T) -> Option<T> {
     let result = catch_unwind(AssertUnwindSafe(what));
-    result.map_err(|panic| log!(error, "a command ended by a panic: {}", describe(&*panic))).ok()
+    result.map_err(|panic| log!(error, "a command or a connection ended by a panic: {}", describe(&*panic))).ok()
 }
 
 /// Awaits a future whose panic must not end the task: `None` then.

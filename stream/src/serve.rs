@@ -18,6 +18,7 @@ use crate::record_layer::RecordLayer;
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
 use lunar_reactor::op::Incoming;
+use lunar_reactor::slots::{contain, contained};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -154,11 +155,18 @@ impl<C: FrontConnection> Connections<C> {
         stats.connections.add(1);
         stats.connections_accepted.add(1);
         let sender = connection.clone();
-        self.reactor.spawn(async move { sender.stream().send().await });
+        self.reactor.spawn(async move {
+            if contained(sender.stream().send()).await.is_none() {
+                abort(&sender);
+            }
+        });
         let (connections, served) = (self.clone(), connection.clone());
         self.reactor.spawn(async move {
-            connection::receive(&served).await;
-            served.close().await;
+            if contained(connection::receive(&served)).await.is_none() {
+                abort(&served);
+            }
+            // A connection that has ended must not stay in the list: a drain waits for all that are there.
+            let _ = contained(served.close()).await;
             connections.remove(id);
         });
         self.notify();
@@ -295,7 +303,10 @@ impl<C: FrontConnection> Connections<C> {
             let now = self.reactor.now();
             let mut next: Option<Instant> = None;
             for connection in self.all() {
-                let active = self.check(&connection, now);
+                let active = contain(|| self.check(&connection, now)).unwrap_or_else(|| {
+                    abort(&connection);
+                    true
+                });
                 let due = if active { Some(now + SWEEP) } else { connection.deadline() };
                 next = [next, due].into_iter().flatten().min();
             }
@@ -338,6 +349,12 @@ impl<C: FrontConnection> Connections<C> {
 /// Whether no command is in progress, nothing is queued and no send is in progress.
 fn is_idle<C: FrontConnection>(connection: &Rc<C>) -> bool {
     connection.is_idle() && connection.stream().is_idle()
+}
+
+/// Ends a connection after a panic: nobody knows what its session would send.
+#[cold]
+fn abort<C: FrontConnection>(connection: &Rc<C>) {
+    let _ = contain(|| connection.stream().abort());
 }
 
 impl<C: FrontConnection> fmt::Debug for Connections<C> {

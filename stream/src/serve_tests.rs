@@ -27,6 +27,8 @@ const WIDE_LEN: usize = 200_000;
 const ASKS: u8 = 1;
 /// There is no memory for the reply to this byte.
 const STARVE: u8 = b's';
+/// The session panics at this byte.
+const PANIC: u8 = b'p';
 /// Limit of connections.
 const CONNECTIONS_MAX: usize = HALF_OPEN_MAX + 2;
 
@@ -58,6 +60,7 @@ impl ProtocolMachine for Echo {
 
     fn receive(&mut self, bytes: Slice, _now: Instant, actions: &mut Vec<Quit>) {
         let rest = &bytes[self.left.min(bytes.len())..];
+        assert!(!rest.contains(&PANIC), "as the test wants");
         self.left -= bytes.len() - rest.len();
         if let Some(at) = rest.iter().position(|byte| *byte == LARGE) {
             self.left = LARGE_LEN.checked_sub(rest.len() - at - 1).expect("one large item per chunk");
@@ -153,6 +156,8 @@ struct Connection {
     /// The deadline of the connection, and how often it was checked.
     deadline: Cell<Option<Instant>>,
     checks: Cell<usize>,
+    /// Whether the next check panics.
+    fails: Cell<bool>,
 }
 
 impl FrontConnection for Connection {
@@ -182,6 +187,7 @@ impl FrontConnection for Connection {
 
     fn tick(&self, _now: Instant, _active: bool) {
         self.checks.set(self.checks.get() + 1);
+        assert!(!self.fails.get(), "as the test wants");
     }
 
     fn log(&self, _what: &str) {}
@@ -239,6 +245,7 @@ impl Rig {
             closed: self.closed.clone(),
             deadline: Cell::default(),
             checks: Cell::default(),
+            fails: Cell::default(),
         });
         peer
     }
@@ -280,6 +287,31 @@ fn queued_bytes_are_sent_and_the_last_of_them_before_the_end() {
         rig.world.run(&[&rig.core], || rig.connections.is_empty());
         assert_eq!((rig.closed.get(), rig.core.stats().connections.get()), (1, 0));
     }
+}
+
+#[test]
+fn a_panic_ends_its_connection_and_no_other_one() {
+    let rig = Rig::new(1);
+    let (peer, echo) = rig.exchange(rig.connect(), vec![PANIC], 1);
+    assert!(echo.is_empty(), "it is closed");
+    drop(peer);
+    rig.world.run(&[&rig.core], || rig.connections.is_empty());
+    assert_eq!((rig.closed.get(), rig.core.stats().connections.get()), (1, 0));
+    assert_eq!(rig.exchange(rig.connect(), vec![8], 1).1, [8]);
+}
+
+#[test]
+fn a_panic_in_the_check_of_a_connection_ends_it_and_no_other_one() {
+    let rig = Rig::new(1);
+    let (peer, other) = (rig.connect(), rig.connect());
+    rig.connections.all()[0].fails.set(true);
+    rig.idle(SWEEP_LATEST * 2);
+    drop(peer);
+    rig.world.run(&[&rig.core], || rig.connections.len() == 1);
+    let checks = rig.connections.all()[0].checks.get();
+    let (_other, echo) = rig.exchange(other, vec![8], 1);
+    rig.idle(SWEEP_LATEST * 2);
+    assert!(echo == [8] && rig.connections.all()[0].checks.get() > checks);
 }
 
 #[test]

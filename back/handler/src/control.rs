@@ -1,5 +1,6 @@
 //! The thread of a volume that has its socket and the connection of its handler. It sleeps unless a handler connects,
-//! ends, or says something, or a core opens or closes the volume.
+//! ends, or says something, or a core opens or closes the volume. It never waits for a process that connects: the end
+//! of Lunar, and another volume at the same path, wait for it.
 
 use crate::error::Mistake;
 use crate::queue::{BLOCK_SIZES, DEPTH, SCSI_SIZES};
@@ -12,6 +13,7 @@ use lunar_handler::wire::{
     Welcome, features, name_field, name_of, unit_flags,
 };
 use lunar_reactor::log;
+use lunar_reactor::packets::{Cleaner, Packets};
 use lunar_reactor::shared::share;
 use lunar_reactor::unix::{Permission, SOCKET_PATH_MAX, clear, make_folder, send_waiting};
 use lunar_scsi::device_types::DEVICE_TYPES;
@@ -20,12 +22,11 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recv,
-    socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fmt;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -40,6 +41,8 @@ const HELLO_TIME: Duration = Duration::from_secs(5);
 /// The pause before another connection after the end of one or a refusal: a handler that is started again and again
 /// must not keep a processor busy.
 const PAUSE: Duration = Duration::from_millis(200);
+/// Time after which the log tells that a connection is not closed yet: it takes a moment.
+const CLOSE_TIME: Duration = Duration::from_secs(2);
 /// How long a process may take to end after it has closed its socket.
 const EXIT_TIME: Duration = Duration::from_millis(100);
 /// Messages of a handler after its HELLO in [`MESSAGES_TIME`]: SPACE comes every few seconds at most, and a later
@@ -89,7 +92,8 @@ pub(crate) fn start(shared: &Arc<Shared>, door: Door) -> io::Result<JoinHandle<(
     let shared = shared.clone();
     let unit = shared.unit();
     let (newcomer, handler, process, pause) = (None, None, None, None);
-    let control = Control { shared, unit, door, newcomer, handler, process, generation: 0, pause };
+    let (cleaner, busy_since) = (Cleaner::default(), None);
+    let control = Control { shared, unit, door, newcomer, handler, process, generation: 0, pause, cleaner, busy_since };
     std::thread::Builder::new().name("handler".into()).spawn(move || control.run())
 }
 
@@ -103,7 +107,7 @@ pub(crate) enum Door {
 
 /// A process that has connected and said nothing yet.
 struct Newcomer {
-    socket: OwnedFd,
+    socket: Packets,
     /// When it has to say HELLO; `None`: it stands by.
     until: Option<Instant>,
 }
@@ -118,7 +122,7 @@ struct Peer {
 
 /// The handler.
 struct Handler {
-    socket: OwnedFd,
+    socket: Packets,
     level: u32,
     features: u64,
     /// Messages since that time.
@@ -137,6 +141,10 @@ struct Control {
     generation: u32,
     /// No connection is accepted until then.
     pause: Option<Instant>,
+    /// Closes connections that have ended.
+    cleaner: Cleaner,
+    /// Since when a process waits for that; the second: whether the log tells it.
+    busy_since: Option<(Instant, bool)>,
 }
 
 /// The sources that have something.
@@ -179,11 +187,14 @@ impl Control {
             }
             self.open_and_close_queues();
         }
-        let Self { shared, unit, door, newcomer, handler, .. } = self;
+        let Self { shared, unit, door, newcomer, handler, cleaner, .. } = self;
         drop((newcomer, handler));
         match door {
-            // It is no error if the file was removed already.
-            Door::Socket(_) => drop(std::fs::remove_file(&unit.path)),
+            Door::Socket(listener) => {
+                // It is no error if the file was removed already.
+                let _ = std::fs::remove_file(&unit.path);
+                cleaner.close_listener(listener);
+            }
             Door::Program(supervisor) => supervisor.end(&shared),
         }
     }
@@ -193,6 +204,7 @@ impl Control {
         let (Door::Program(supervisor), Some(image)) = (&mut self.door, &self.unit.image) else { return };
         let has_connection = self.handler.is_some() || self.newcomer.is_some();
         if let Some(socket) = supervisor.look(&self.shared, image, has_connection) {
+            let socket = Packets::new(socket, &self.cleaner);
             self.newcomer = Some(Newcomer { socket, until: Some(Instant::now() + START_TIME) });
         } else if supervisor.process().is_none() && has_connection {
             // Another process may have the end of the connection.
@@ -240,8 +252,8 @@ impl Control {
         let sources: [Option<&OwnedFd>; SOURCES] = [
             Some(self.shared.bell()),
             listener.filter(|_| accepts),
-            self.newcomer.as_ref().map(|newcomer| &newcomer.socket),
-            self.handler.as_ref().map(|handler| &handler.socket),
+            self.newcomer.as_ref().map(|newcomer| newcomer.socket.socket()),
+            self.handler.as_ref().map(|handler| handler.socket.socket()),
             errors,
             process,
         ];
@@ -264,13 +276,33 @@ impl Control {
 
     fn accept(&mut self) {
         let Door::Socket(listener) = &self.door else { return };
+        if !self.cleaner.is_idle() {
+            // Each connection may leave descriptors whose close waits.
+            return self.rest();
+        }
+        self.busy_since = None;
         match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(socket) => self.newcomer = Some(Newcomer { socket, until: Some(Instant::now() + HELLO_TIME) }),
+            Ok(socket) => {
+                let socket = Packets::new(socket, &self.cleaner);
+                self.newcomer = Some(Newcomer { socket, until: Some(Instant::now() + HELLO_TIME) });
+            }
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
             Err(why) => {
                 log!(error, "volume {}: no connection of a handler can be accepted: {why}", self.unit.name);
                 self.pause = Some(Instant::now() + PAUSE);
             }
+        }
+    }
+
+    /// Accepts no connection for a while, because one that has ended is not closed yet.
+    fn rest(&mut self) {
+        let now = Instant::now();
+        self.pause = Some(now + PAUSE);
+        let (since, is_told) = self.busy_since.get_or_insert((now, false));
+        if !*is_told && now.duration_since(*since) >= CLOSE_TIME {
+            *is_told = true;
+            let name = &self.unit.name;
+            log!(warning, "volume {name}: a process has sent a file whose close waits; no handler is accepted before");
         }
     }
 
@@ -309,7 +341,7 @@ impl Control {
         if self.handler.is_some() {
             return self.refuse("the volume has a handler, which is still connected");
         }
-        let peer = match self.peer(&newcomer.socket) {
+        let peer = match self.peer(newcomer.socket.socket()) {
             Ok(peer) => peer,
             Err(why) => return self.refuse(&why.to_string()),
         };
@@ -621,22 +653,26 @@ enum Ended {
     Broken(String),
 }
 
-/// The next message, if there is one. Descriptors that come with it are discarded by the kernel.
-fn receive(socket: &OwnedFd) -> Result<Option<Message>, Ended> {
-    let mut bytes = [0; MESSAGE_BYTES_MAX];
-    let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-    match recv(socket, &mut bytes[..], flags) {
-        Ok((_, 0)) | Err(Errno::CONNRESET | Errno::PIPE) => Err(Ended::Closed),
-        Ok((_, length)) if length > bytes.len() => Err(Ended::Broken("its message is too long".into())),
-        Ok((_, length)) => {
+/// The next message, if there is one.
+fn receive(socket: &Packets) -> Result<Option<Message>, Ended> {
+    // One byte more shows that it is too long.
+    let mut bytes = [0; MESSAGE_BYTES_MAX + 1];
+    match socket.receive(&mut bytes) {
+        Ok(0) => Err(Ended::Closed),
+        Ok(length) if length > MESSAGE_BYTES_MAX => Err(Ended::Broken("its message is too long".into())),
+        Ok(length) => {
             Message::parse(&bytes[..length]).map(Some).map_err(|_| Ended::Broken("its message is malformed".into()))
         }
-        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-        Err(why) => Err(Ended::Broken(format!("its socket fails: {why}"))),
+        Err(why) => match why.kind() {
+            ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(None),
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => Err(Ended::Closed),
+            ErrorKind::InvalidData => Err(Ended::Broken("it sends descriptors, which have no use here".into())),
+            _ => Err(Ended::Broken(format!("its socket fails: {why}"))),
+        },
     }
 }
 
 /// Sends a message now. A handler that does not read its few messages is broken.
-fn send(socket: &OwnedFd, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    send_waiting(socket, &message.bytes(), descriptors, Duration::ZERO)
+fn send(socket: &Packets, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_waiting(socket.socket(), &message.bytes(), descriptors, Duration::ZERO)
 }

@@ -7,8 +7,15 @@ use lunar_core::mem::Arena;
 use lunar_handler::ring::at;
 use lunar_handler::serve::{Connection, Device, ServeError, serve};
 use lunar_handler::wire::{Code, Message, Operation, PROTOCOL, Status, Submission, features};
+use lunar_reactor::unix::send_waiting;
 use lunar_reactor::{Choice, Reactor};
 use lunar_suite::Want;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, socket_with};
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -647,4 +654,56 @@ fn a_volume_that_is_changed_keeps_its_socket_and_its_handler_connects_again() {
     drop(grown);
     until_all_ended();
     assert!(!folder.socket().exists());
+}
+
+/// A TCP socket whose last close waits until its peer reads, which it does not, and that peer.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut near = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+    let far = listener.accept().expect("it connects").0;
+    set_socket_linger(&near, Some(LIMIT * 2)).expect("a socket");
+    near.set_nonblocking(true).expect("a socket");
+    while near.write(&[0; 1 << 16]).is_ok() {}
+    (near, far)
+}
+
+/// A process that has sent this file, and was refused.
+fn refused_with(folder: &Folder, file: TcpStream) -> OwnedFd {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket");
+    connect(&socket, &SocketAddrUnix::new(folder.socket()).expect("a path")).expect("Lunar listens");
+    send_waiting(&socket, b"no HELLO", &[file.as_fd()], LIMIT).expect("there is room");
+    drop(file);
+    let mut answer = [PollFd::new(&socket, PollFlags::IN)];
+    assert_eq!(poll(&mut answer, Timespec::try_from(LIMIT).ok().as_ref()), Ok(1), "there is no answer");
+    let mut bytes = [0; 4096];
+    let (_, count) = recv(&socket, &mut bytes[..], RecvFlags::empty()).expect("an answer");
+    assert!(matches!(Message::parse(&bytes[..count]), Ok(Message::Refused(_))));
+    socket
+}
+
+#[test]
+fn a_file_whose_close_waits_delays_neither_an_answer_nor_the_end_nor_the_next_volume() {
+    let folder = Folder::new("lingers");
+    let volume = folder.volume(|_| {});
+    let (near, far) = lingering();
+    let socket = refused_with(&folder, near);
+    let begun = Instant::now();
+    drop(volume);
+    drop(folder.volume(|_| {}));
+    assert!(begun.elapsed() < LIMIT);
+    drop((far, socket));
+}
+
+#[test]
+fn no_handler_is_accepted_while_a_file_of_another_one_is_not_closed() {
+    let folder = Folder::new("lingers-on");
+    let _volume = folder.volume(|_| {});
+    let (near, far) = lingering();
+    drop(refused_with(&folder, near));
+    // It says HELLO in the queue of the socket.
+    let mut honest = Connection::open(&folder.socket(), "honest", SIZE, features::ALL).expect("it waits");
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(matches!(honest.wait(false), Ok(false)));
+    drop(far);
+    assert!(matches!(honest.receive(), Ok(Some(Message::Welcome(_)))));
 }

@@ -4,6 +4,7 @@ use super::log::{Connections, Logging, Refusals};
 use super::{Place, Role};
 use crate::core_set::front_on_core::{FrontOnCore, PortalRef};
 use lunar_reactor::op::Incoming;
+use lunar_reactor::slots::contained;
 use lunar_reactor::unix::{Closing, Listener, Permission, Stream, are_files, make_folder};
 use lunar_reactor::{Reactor, log};
 use lunar_unit::LocalFuture;
@@ -74,8 +75,12 @@ impl Leaving {
 
 /// The connection of a client.
 pub trait SocketClient: 'static {
-    /// Serves the client until it disconnects.
-    fn serve(&self) -> impl Future<Output = ()>;
+    /// Serves the client until it disconnects. Returns `false` if its device has failed by a panic before.
+    fn serve(&self) -> impl Future<Output = bool>;
+
+    /// Ends the device of a client that is served no longer, also after a panic: nothing of it is in progress
+    /// afterwards, and its memory is not mapped.
+    fn finish(&self) -> impl Future<Output = ()>;
 
     /// Ends the connection: no further message is answered.
     fn end(&self);
@@ -296,8 +301,11 @@ impl<S: SocketService> CoreSockets<S> {
                                 }
                                 Logging::None => client.silence(),
                             }
-                            self.converse(socket, client).await;
-                            reactor.sleep(rest).await;
+                            let is_right = self.converse(socket, client).await;
+                            if !is_right {
+                                log!(error, "{section} {name}: its client was disconnected by a defect of Lunar");
+                            }
+                            reactor.sleep(if is_right { rest } else { ACCEPT_REST }).await;
                         }
                         Err(why) => {
                             reactor.stats().logins_refused.add(1);
@@ -359,12 +367,25 @@ impl<S: SocketService> CoreSockets<S> {
         Err(io::ErrorKind::ConnectionAborted.into())
     }
 
-    async fn converse(&self, socket: &Socket<S>, client: Rc<S::Client>) {
+    /// Serves a client. Returns `false` after a panic: it is not served any longer, and the socket goes on.
+    async fn converse(&self, socket: &Socket<S>, client: Rc<S::Client>) -> bool {
         self.clients.borrow_mut().push(client.clone());
         *socket.client.borrow_mut() = Some(client.clone());
-        client.serve().await;
+        let stats = self.reactor.stats();
+        stats.connections.add(1);
+        stats.connections_accepted.add(1);
+        stats.sessions.add(1);
+        let was_served = contained(client.serve()).await == Some(true);
+        let has_finished = contained(client.finish()).await.is_some();
+        // The next client may repeat what is in progress.
+        while !has_finished && !client.is_quiet() {
+            self.reactor.sleep(DRAIN_LOOK).await;
+        }
+        stats.connections.sub(1);
+        stats.sessions.sub(1);
         socket.client.take();
         self.clients.borrow_mut().retain(|other| !Rc::ptr_eq(other, &client));
+        was_served && has_finished
     }
 
     /// Accepts no more clients, lets commands finish, and disconnects the clients: see [`CoreSockets::drained`].

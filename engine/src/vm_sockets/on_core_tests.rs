@@ -12,8 +12,11 @@ struct Slow {
 struct SlowClient(Stream, Rc<End>);
 
 impl SocketClient for SlowClient {
-    async fn serve(&self) {
-        let _ = self.0.receive(&mut [0], &mut Vec::new()).await;
+    async fn serve(&self) -> bool {
+        self.0.receive(&mut [0], &mut Vec::new()).await.is_ok()
+    }
+
+    async fn finish(&self) {
         self.1.unless(std::future::pending::<()>()).await;
     }
 
@@ -55,6 +58,96 @@ async fn until(reactor: &Reactor, is_so: impl Fn() -> bool) {
         assert!(reactor.now().since(begun) < Duration::from_secs(60), "it does not come");
         reactor.sleep(Duration::from_millis(1)).await;
     }
+}
+
+/// A service with a defect: the first client ends by a panic while it is served, the second one when it has
+/// disconnected.
+#[derive(Default)]
+struct Defective {
+    served: Cell<u32>,
+    /// Whether a request of the second client is in progress.
+    is_busy: Rc<Cell<bool>>,
+}
+
+struct DefectiveClient {
+    stream: Stream,
+    number: u32,
+    is_busy: Rc<Cell<bool>>,
+}
+
+impl SocketClient for DefectiveClient {
+    async fn serve(&self) -> bool {
+        let _ = self.stream.receive(&mut [0], &mut Vec::new()).await;
+        assert!(self.number != 0, "as the test wants");
+        true
+    }
+
+    async fn finish(&self) {
+        assert!(self.number != 1, "as the test wants");
+    }
+
+    fn end(&self) {
+        self.stream.cancel();
+    }
+
+    fn is_quiet(&self) -> bool {
+        !self.is_busy.get()
+    }
+
+    fn silence(&self) {}
+}
+
+impl SocketService for Defective {
+    type Tenant = ();
+    type Client = DefectiveClient;
+
+    const SECTION: &'static str = "defective";
+
+    fn connect(&self, stream: Stream, _endpoint: &Endpoint<()>) -> Result<Rc<DefectiveClient>, &'static str> {
+        let number = self.served.replace(self.served.get() + 1);
+        Ok(Rc::new(DefectiveClient { stream, number, is_busy: self.is_busy.clone() }))
+    }
+
+    fn drain(&self) {}
+
+    fn is_draining(&self) -> bool {
+        false
+    }
+
+    fn is_ended(_tenant: &(), _groups: &BTreeSet<Arc<str>>) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_panic_ends_its_client_and_the_socket_accepts_the_next_one() {
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let path = std::env::temp_dir().join(format!("lunar-defective-{}.sock", std::process::id()));
+    let place = Place { path: path.clone(), role: Role::Server };
+    let permission = Permission { mode: 0o600, owner: None, group: None };
+    let is_busy = Rc::new(Cell::new(false));
+    let service = Defective { served: Cell::new(0), is_busy: is_busy.clone() };
+    let core = CoreSockets::new(&reactor, service, Duration::from_secs(1));
+    let stats = reactor.stats().clone();
+    let counted = || (core.clients(), stats.connections.get(), stats.sessions.get());
+    reactor.run(async {
+        core.open(place.clone(), permission).expect("a socket");
+        core.serve(Endpoint { name: "vm".into(), place: place.clone(), tenant: () }, Vec::new());
+        for number in 0..3 {
+            let client = UnixStream::connect(&path).expect("it listens");
+            until(&reactor, || core.service.served.get() == number + 1 && counted() == (1, 1, 1)).await;
+            is_busy.set(number == 1);
+            drop(client);
+            if number == 1 {
+                reactor.sleep(DRAIN_LOOK * 3).await;
+                assert_eq!(counted(), (1, 1, 1), "the next client might repeat its request");
+                is_busy.set(false);
+            }
+            until(&reactor, || counted() == (0, 0, 0)).await;
+        }
+        assert_eq!(stats.connections_accepted.get(), 3);
+        drop(core.close(&place));
+    });
 }
 
 #[test]

@@ -113,6 +113,19 @@ fn a_controller_with_impossible_admin_queues_is_not_enabled() {
     assert!(is_fatal(&registers), "its memory is not there");
 }
 
+#[test]
+fn a_completion_queue_may_extend_beyond_all_addresses() {
+    let (mut registers, ..) = registers();
+    registers.write(0x24, &0x0fff_0007_u32.to_le_bytes());
+    registers.write(0x28, &0x1000_u64.to_le_bytes());
+    registers.write(0x30, &0xffff_ffff_ffff_f000_u64.to_le_bytes());
+    registers.enable().expect("its memory may come later");
+    registers.memory.start_log(DirtyLog::Pages(DirtyPages::new(4096, &[]).expect("a page size")));
+    (0..600).for_each(|cid| registers.complete(0, cid, Status::SUCCESS, 0));
+    let asked = Range { address: 0, len: 0x10000 };
+    assert_eq!(dirty_pages(&registers.memory, asked, 4096), Ok(vec![0; 8]));
+}
+
 /// NVMe Base 2.0 figure 146: Write to Invalid Doorbell Register, Invalid Doorbell Write Value.
 #[test]
 fn doorbells_that_are_trapped_and_make_no_sense_are_events_and_errors() {

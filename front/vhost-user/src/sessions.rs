@@ -3,7 +3,7 @@
 use lunar_core::time::Instant;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A front-end that is connected.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,25 +34,14 @@ impl Sessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A front-end has connected to this socket; returns its number.
-    pub fn begin(&self, path: &Path, since: Instant) -> u64 {
+    /// A front-end has connected to this socket.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>, path: &Path, since: Instant) -> Listed {
         let mut table = self.table();
         let number = table.next;
         table.next += 1;
         table.sessions.insert(number, Session { path: path.to_owned(), since, rings: Vec::new(), is_packed: false });
-        number
-    }
-
-    /// The front-end of this number has started or stopped rings.
-    pub fn set_rings(&self, number: u64, rings: Vec<u16>, is_packed: bool) {
-        if let Some(session) = self.table().sessions.get_mut(&number) {
-            (session.rings, session.is_packed) = (rings, is_packed);
-        }
-    }
-
-    /// A front-end has disconnected.
-    pub fn end(&self, number: u64) {
-        self.table().sessions.remove(&number);
+        Listed { sessions: self.clone(), number }
     }
 
     /// The session of this number.
@@ -68,21 +57,43 @@ impl Sessions {
     }
 }
 
+/// A front-end in the list: it is removed with the drop.
+#[derive(Debug)]
+pub struct Listed {
+    sessions: Arc<Sessions>,
+    number: u64,
+}
+
+impl Listed {
+    /// It has started or stopped rings.
+    pub fn set_rings(&self, rings: Vec<u16>, is_packed: bool) {
+        if let Some(session) = self.sessions.table().sessions.get_mut(&self.number) {
+            (session.rings, session.is_packed) = (rings, is_packed);
+        }
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.sessions.table().sessions.remove(&self.number);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn numbers_are_not_used_again() {
-        let (sessions, now) = (Sessions::default(), Instant::default());
+        let (sessions, now) = (Arc::<Sessions>::default(), Instant::default());
         let first = sessions.begin(Path::new("/a"), now);
-        sessions.end(first);
-        sessions.set_rings(first, vec![8], true);
+        let number = first.number;
+        drop(first);
         let second = sessions.begin(Path::new("/a"), now);
-        sessions.set_rings(second, vec![128, 64], true);
-        assert_eq!(sessions.find(second).map(|session| session.rings), Some(vec![128, 64]));
-        assert_ne!(first, second);
-        assert!(sessions.find(first).is_none() && sessions.find(second).is_some());
+        second.set_rings(vec![128, 64], true);
+        assert_eq!(sessions.find(second.number).map(|session| session.rings), Some(vec![128, 64]));
+        assert_ne!(number, second.number);
+        assert!(sessions.find(number).is_none() && sessions.find(second.number).is_some());
         assert_eq!(sessions.all().len(), 1);
     }
 }

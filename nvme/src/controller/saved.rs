@@ -154,9 +154,15 @@ mod tests {
             Saved { configuration: 0x71, ..saved.clone() },
             Saved { changed: vec![0], ..saved.clone() },
             Saved { failed: 0, ..saved.clone() },
-            Saved { notices: vec![Notice { count: 0, kind: 0, namespace: 0 }; 65], ..saved },
+            Saved { notices: vec![Notice { count: 0, kind: 0, namespace: 0 }; 65], ..saved.clone() },
         ] {
             assert_eq!(other.restore(&bad), Err(Status::INVALID_FIELD), "{bad:?}");
         }
+        let third = &rig.subsystem.open_controller(&tenant(), Instant(0)).expect("room").controller;
+        third.restore(&Saved { noticed: u64::MAX, failed: u64::MAX, ..saved }).expect("any count can be");
+        third.notice(1, 1);
+        third.note_error(1, &entry(0x7e, 1, &[]), &Status::ABORTED.into());
+        let saved = third.save();
+        assert_eq!((saved.noticed, saved.failed), (1, 1), "they begin again");
     }
 }

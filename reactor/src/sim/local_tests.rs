@@ -1,6 +1,7 @@
 //! Unix sockets and eventfds of a world, and cores that prepare_sleep.
 
 use super::{Faults, Host, Peer, World, eventfd};
+use crate::shared::quota::Quota;
 use crate::unix::{Listener, Signal, Stream, are_files};
 use crate::watch::Watch;
 use crate::{Reactor, shared};
@@ -58,7 +59,7 @@ fn descriptors_arrive_with_the_bytes_that_they_were_sent_with() {
             let mut bytes = [0; 6];
             assert_eq!(stream.receive(&mut bytes, &mut descriptors).await.expect("open"), 6);
             let [descriptor] = &descriptors[..] else { panic!("one descriptor") };
-            let mapped = descriptor.map(0, 4096, true).expect("the same memory");
+            let mapped = descriptor.map(&Quota::default(), 0, 4096, true).expect("the same memory");
             assert!(mapped.write(7, b"hello"));
             let mut found = [0; 5];
             assert!(memory.read(7, &mut found) && &found == b"hello");

@@ -310,7 +310,10 @@ impl Queues {
 fn mark_entries(queue: &CompletionQueue, from: u16, memory: &Memory) {
     let entry = CQE_LEN as u64;
     let mark = |from: u16, to: u16| {
-        memory.mark(queue.address + u64::from(from) * entry, u64::from(to.saturating_sub(from)) * entry);
+        // A queue whose memory never was there may extend beyond all addresses.
+        if let Some(at) = queue.address.checked_add(u64::from(from) * entry) {
+            memory.mark(at, u64::from(to.saturating_sub(from)) * entry);
+        }
     };
     if from < queue.tail() {
         mark(from, queue.tail());

@@ -17,7 +17,7 @@ use lunar_guest::dirty::{DirtyLog, DirtyPages};
 use lunar_guest::map::MapError;
 use lunar_guest::poll::Backoff;
 use lunar_nvme::Tenant;
-use lunar_reactor::shared;
+use lunar_reactor::shared::{quota::Quota, share_within};
 use lunar_reactor::unix::{PeerFile, Signal, Stream};
 use std::cell::RefCell;
 use std::fmt;
@@ -43,6 +43,8 @@ pub struct Client {
     core: Rc<Core>,
     stream: Stream,
     device: Rc<Device>,
+    /// What it has mapped.
+    quota: Quota,
     handshake: RefCell<Handshake>,
 }
 
@@ -53,23 +55,26 @@ impl fmt::Debug for Client {
 }
 
 impl SocketClient for Client {
-    async fn serve(&self) {
-        let stats = self.core.reactor.stats();
-        stats.connections.add(1);
-        stats.connections_accepted.add(1);
-        stats.sessions.add(1);
-        let ended = self.converse().await;
+    async fn serve(&self) -> bool {
+        let ended = self.device.failed.unless(self.converse()).await;
         if self.has_shaken_hands() {
-            if let Err(why) = ended
+            if let Some(Err(why)) = &ended
                 && !self.core.is_draining()
             {
                 self.log(&format!("connection to its client lost: {why}"));
             }
             self.log("client disconnected");
         }
+        ended.is_some()
+    }
+
+    async fn finish(&self) {
         self.device.end().await;
-        stats.connections.sub(1);
-        stats.sessions.sub(1);
+        // The next client has a quota of its own.
+        let mut pauses = Backoff::for_stores();
+        while !self.quota.is_settled() && !self.core.is_draining() {
+            self.core.reactor.sleep(pauses.next(false)).await;
+        }
     }
 
     fn end(&self) {
@@ -93,6 +98,7 @@ impl Client {
             core: core.clone(),
             stream,
             device: Device::new(core, &endpoint.name, admin),
+            quota: Quota::default(),
             handshake: RefCell::new(Handshake::Awaited),
         }))
     }
@@ -235,12 +241,12 @@ impl Client {
         let mut handshake = self.handshake.borrow_mut();
         if let Handshake::WantsDoorbells = *handshake {
             let at = DOORBELLS as usize;
-            match shared::share("lunar-doorbells", at + DOORBELLS_LEN) {
+            match share_within(&self.quota, "lunar-doorbells", at + DOORBELLS_LEN) {
                 Ok((file, page)) => {
                     self.device.map_doorbells(&page, at);
                     *handshake = Handshake::HasDoorbells(file);
                 }
-                Err(why) => self.log(&format!("the page of its doorbells could not be created: {why}")),
+                Err(why) => self.device.log_fault(&format!("the page of its doorbells could not be created: {why}")),
             }
         }
         matches!(*handshake, Handshake::HasDoorbells(_))
@@ -253,10 +259,11 @@ impl Client {
             [] => None,
             [file] => {
                 let len = usize::try_from(size).map_err(|_| Errno::INVAL)?;
-                let mapped = file.map(map.offset.get(), len, session::is_writable(map));
+                let mapped = file.map(&self.quota, map.offset.get(), len, session::is_writable(map));
                 Some(mapped.map_err(|why| {
-                    self.log(&format!("{size} bytes of guest memory at {address:#x} cannot be mapped: {why}"));
-                    Errno::INVAL
+                    let what = format!("{size} bytes of guest memory at {address:#x} cannot be mapped: {why}");
+                    self.device.log_fault(&what);
+                    if why.kind() == io::ErrorKind::QuotaExceeded { Errno::NOSPC } else { Errno::INVAL }
                 })?)
             }
             _ => return Err(Errno::INVAL),
@@ -282,8 +289,15 @@ impl Client {
             Ok::<_, MapError>(regions)
         })?;
         self.device.wake();
+        self.until(|| !regions.iter().any(Region::is_in_use)).await?;
+        drop(regions);
+        self.until(|| self.quota.is_settled()).await
+    }
+
+    /// Waits until this holds, or until the connection ends.
+    async fn until(&self, holds: impl Fn() -> bool) -> Result<(), Errno> {
         let mut pauses = Backoff::for_stores();
-        while regions.iter().any(Region::is_in_use) {
+        while !holds() {
             if self.stream.is_closed() {
                 // The reply has no reader, and the end of the device aborts the commands.
                 return Err(Errno::IO);
@@ -390,7 +404,9 @@ mod tests {
     use super::*;
     use lunar_engine::vm_sockets::{Place, Role};
     use lunar_nvme::fuzzing::{Rig, tenant};
+    use lunar_reactor::watch::Watch;
     use lunar_reactor::{Choice, Config, Reactor};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
@@ -398,12 +414,7 @@ mod tests {
     fn memory_in_use_does_not_keep_a_client_that_has_gone() {
         let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
         let rig = Rig::default();
-        let (ours, theirs) = UnixStream::pair().expect("a pair");
-        ours.set_nonblocking(true).expect("a socket");
-        let stream = Stream::adopt(&reactor, OwnedFd::from(ours)).expect("a socket");
-        let place = Place { path: "test".into(), role: Role::Server };
-        let endpoint = Endpoint { name: "test".into(), place, tenant: tenant() };
-        let client = Client::new(&Core::new(&reactor, &rig.subsystem), stream, &endpoint).expect("there is room");
+        let (client, theirs) = client(&reactor, &rig);
         let memory = Region::zeroed(4096);
         client.device.with(|registers| registers.memory.map(0, 4096, Some(memory.clone()))).expect("free");
         reactor.spawn({
@@ -418,5 +429,56 @@ mod tests {
         drop(memory);
         assert_eq!(reactor.run(client.unmap(Some((0, 4096)))), Err(Errno::IO));
         assert!(lent.is_some());
+    }
+
+    /// A client, and the other end of its connection.
+    fn client(reactor: &Reactor, rig: &Rig) -> (Rc<Client>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        ours.set_nonblocking(true).expect("a socket");
+        let stream = Stream::adopt(reactor, OwnedFd::from(ours)).expect("a socket");
+        let place = Place { path: "test".into(), role: Role::Server };
+        let endpoint = Endpoint { name: "test".into(), place, tenant: tenant() };
+        (Client::new(&Core::new(reactor, &rig.subsystem), stream, &endpoint).expect("there is room"), theirs)
+    }
+
+    #[test]
+    fn a_device_that_fails_disconnects_its_client() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let rig = Rig::default();
+        let (client, _theirs) = client(&reactor, &rig);
+        // A defect: the registers are in use.
+        let registers = client.device.registers();
+        client.device.wake();
+        assert!(client.device.wants_poll() && client.device.look());
+        drop(registers);
+        assert!(!client.device.wants_poll() && !client.device.look() && client.device.prepare_sleep());
+        assert!(!reactor.run(client.serve()));
+        reactor.run(client.finish());
+        assert!(client.is_quiet());
+    }
+
+    #[test]
+    fn a_client_is_refused_more_memory_than_others_leave_to_it() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let rig = Rig::default();
+        let (client, _theirs) = client(&reactor, &rig);
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd");
+        ftruncate(&file, 8 << 40).expect("it is sparse");
+        let map = |address: u64| {
+            let map = DmaMap {
+                argsz: 32.into(),
+                flags: 3.into(),
+                offset: 0.into(),
+                address: address.into(),
+                size: (8 << 40).into(),
+            };
+            client.map(&map, vec![PeerFile::from(file.try_clone().expect("a descriptor"))])
+        };
+        // All that one client gets is 16.5 TiB.
+        assert_eq!([0, 8 << 40, 16 << 40].map(map), [Ok(()), Ok(()), Err(Errno::NOSPC)]);
+        assert_eq!(reactor.run(client.unmap(Some((0, 8 << 40)))), Ok(()));
+        assert_eq!(map(16 << 40), Ok(()), "the first one is unmapped");
+        reactor.run(client.finish());
+        assert!(client.quota.is_settled());
     }
 }

@@ -8,6 +8,7 @@ use lunar_core::io::Fault;
 use lunar_core::step::flush_now;
 use lunar_nvme::Queue;
 use lunar_nvme::controller::property;
+use lunar_reactor::slots::contained;
 use std::rc::Rc;
 
 /// CC.EN.
@@ -28,7 +29,10 @@ impl Device {
                 if wanted == device.configuration.in_force() || device.over.has_come() {
                     break;
                 }
-                device.apply(wanted).await;
+                // Whoever waits for the end of this task must not wait forever.
+                if contained(device.apply(wanted)).await.is_none() {
+                    device.failed.come();
+                }
                 device.configuration.set_in_force(wanted);
             }
             device.configuration.end();
@@ -54,7 +58,7 @@ impl Device {
             self.subsystem().set_property(controller, property::CC, false, wanted.into())
         };
         if self.with(set).is_err() {
-            self.log("the guest has written a configuration that the controller does not support");
+            self.log_fault("the guest has written a configuration that the controller does not support");
             self.with(NvmeRegisters::fail);
         }
         if !self.look_for_losses() {
@@ -95,7 +99,7 @@ impl Device {
             match flush_now(&seen.namespace.unit).await {
                 Ok(()) | Err(Fault::Unsupported) => {}
                 Err(why) => {
-                    self.log(&format!("namespace {} could not be flushed: {why:?}", seen.id));
+                    self.log_fault(&format!("namespace {} could not be flushed: {why:?}", seen.id));
                     all = Err(why);
                 }
             }

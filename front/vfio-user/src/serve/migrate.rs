@@ -64,7 +64,7 @@ impl Device {
         while !self.is_quiet() {
             if self.core.reactor.now() >= end {
                 let seconds = DRAIN.as_secs();
-                self.log(&format!("not stopped: commands or rewrites of media have not ended after {seconds} s"));
+                self.log_fault(&format!("not stopped: commands or rewrites of media have not ended after {seconds} s"));
                 self.motion.replace(Motion::Running);
                 self.run();
                 return Err(Errno::BUSY);
@@ -107,7 +107,7 @@ impl Device {
     fn restore(&self) -> Result<(), Errno> {
         let Motion::Resuming { record } = self.motion.replace(Motion::Stopped) else { return Err(Errno::INVAL) };
         self.restore_record(&record).map_err(|why| {
-            self.log(&format!("the migration record is refused: {why}"));
+            self.log_fault(&format!("the migration record is refused: {why}"));
             self.motion.replace(Motion::Failed);
             Errno::INVAL
         })

@@ -5,6 +5,7 @@
 //! descriptor: whether it is in progress 0, next of its batch 6, counter 8.
 
 use super::chain::Broken;
+use crate::config::LEFT_MAX;
 use lunar_guest::window::Window;
 use std::sync::atomic::{Ordering, fence};
 
@@ -42,7 +43,8 @@ impl InflightRecord {
     /// the requests that were taken and not answered, in the order in which they were taken.
     ///
     /// # Errors
-    /// [`Broken::Size`] when it is the record of another ring; [`Broken::Unreachable`].
+    /// [`Broken::Size`] when it is the record of another ring; [`Broken::Index`] for more than [`LEFT_MAX`] requests;
+    /// [`Broken::Unreachable`].
     pub fn open(window: Window, features: u64, size: u16, used: u16) -> Result<(Self, Vec<u16>), Broken> {
         if window.len() < length(size) {
             return Err(Broken::Unreachable);
@@ -59,6 +61,9 @@ impl InflightRecord {
         let mut left = Vec::new();
         for head in 0..size {
             if record.is_in_progress(head)? {
+                if left.len() == LEFT_MAX {
+                    return Err(Broken::Index);
+                }
                 left.push((record.counter_of(head)?, head));
             }
         }
@@ -171,6 +176,17 @@ mod tests {
         let mut head = [0; 16];
         assert!(region.read(0, &mut head));
         assert_eq!(head, [0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 8, 0, 7, 0, 7, 0]);
+    }
+
+    #[test]
+    fn a_process_leaves_a_number_of_requests() {
+        let (size, most) = (8192, LEFT_MAX as u16);
+        let region = Region::zeroed(length(size));
+        let (mut record, _) = open(&region, size, 0).expect("it is fresh");
+        (0..most).for_each(|head| record.take(head));
+        assert_eq!(open(&region, size, 0).expect("the same ring").1.len(), LEFT_MAX);
+        record.take(most);
+        assert_eq!(open(&region, size, 0).err(), Some(Broken::Index));
     }
 
     #[test]

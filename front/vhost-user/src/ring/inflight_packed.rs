@@ -7,6 +7,7 @@
 //! 20, address 24.
 
 use super::chain::{Broken, Descriptor};
+use crate::config::LEFT_MAX;
 use lunar_guest::window::Window;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -78,7 +79,8 @@ impl PackedRecord {
     /// fresh record.
     ///
     /// # Errors
-    /// [`Broken::Size`] when it is the record of another ring; [`Broken::Unreachable`], [`Broken::Descriptor`].
+    /// [`Broken::Size`] when it is the record of another ring; [`Broken::Index`] for more than [`LEFT_MAX`] requests;
+    /// [`Broken::Unreachable`], [`Broken::Descriptor`].
     pub fn open(
         window: Window,
         features: u64,
@@ -134,6 +136,9 @@ impl PackedRecord {
             let mut byte = [0];
             self.read(self.place(head)?, &mut byte)?;
             if byte != [0] {
+                if heads.len() == LEFT_MAX {
+                    return Err(Broken::Index);
+                }
                 let mut counter = [0; 8];
                 self.read(self.place(head)? + COUNTER_AT, &mut counter)?;
                 heads.push((u64::from_le_bytes(counter), head));
@@ -337,6 +342,22 @@ mod tests {
             record.returned(turn, (turn % 4, true));
         }
         assert_eq!(left(&region, true).1, [one.to_vec()]);
+    }
+
+    #[test]
+    fn a_process_leaves_a_number_of_requests() {
+        let (size, most) = (8192, LEFT_MAX as u16);
+        let region = Region::zeroed(length(size));
+        let open = || {
+            let window = Window::new(&region, 0, region.len()).expect("all of it");
+            PackedRecord::open(window, 1 << 34, (size, (0, true)), |_| false)
+        };
+        let (mut record, _) = open().expect("it is fresh");
+        (0..most).for_each(|id| record.take(id, &[descriptor(1, id)]));
+        let left = open().expect("the same ring").1;
+        assert_eq!(left.map(|left| left.chains.len()), Some(LEFT_MAX));
+        record.take(most, &[descriptor(1, most)]);
+        assert_eq!(open().err(), Some(Broken::Index));
     }
 
     #[test]

@@ -9,14 +9,16 @@ use super::tenant::{DeviceView, Tenant};
 use crate::config::{CONFIG_MAX, INFLIGHT_MAX, SLOTS_MAX};
 use crate::schema::WORD;
 use crate::session::{self, Head, Request, RingEvent, RingIndex};
+use crate::sessions::Listed;
 use crate::virtio::{Refused, VirtioDevice};
 use crate::wire::{Code, ConfigHead, HEADER_LEN, Inflight, LogBase, MemoryRegion, VringState, feature, protocol};
 use lunar_blk::Client as BlockClient;
 use lunar_core::mem::Region;
 use lunar_core::port::NexusName;
 use lunar_engine::vm_sockets::{Endpoint, SocketClient};
+use lunar_guest::map::MapError;
 use lunar_guest::poll::Backoff;
-use lunar_reactor::shared;
+use lunar_reactor::shared::{quota::Quota, share_within};
 use lunar_reactor::unix::{Kick, PeerFile, Signal, Stream};
 use std::cell::Cell;
 use std::fmt;
@@ -64,6 +66,9 @@ pub struct Client {
     path: PathBuf,
     stream: Stream,
     device: Rc<Device>,
+    /// What it has mapped.
+    quota: Quota,
+    listed: Listed,
     /// Whether the front-end has sent anything.
     has_spoken: Cell<bool>,
     /// Whether the connection ends.
@@ -77,25 +82,26 @@ impl fmt::Debug for Client {
 }
 
 impl SocketClient for Client {
-    async fn serve(&self) {
-        let stats = self.core.reactor.stats();
-        stats.connections.add(1);
-        stats.connections_accepted.add(1);
-        stats.sessions.add(1);
-        let session = self.core.sessions.begin(&self.path, self.core.reactor.now());
-        let ended = self.converse(session).await;
+    async fn serve(&self) -> bool {
+        let ended = self.device.rings.failed.unless(self.converse()).await;
         if self.has_spoken.get() {
-            if let Err(why) = ended
+            if let Some(Err(why)) = &ended
                 && !self.core.is_draining()
             {
                 self.log(&format!("connection to its front-end lost: {why}"));
             }
             self.log("front-end disconnected");
         }
+        ended.is_some()
+    }
+
+    async fn finish(&self) {
         self.device.end((!self.is_ended.get()).then_some(FINISH_TIME)).await;
-        self.core.sessions.end(session);
-        stats.connections.sub(1);
-        stats.sessions.sub(1);
+        // The next front-end has a quota of its own.
+        let mut pauses = Backoff::for_stores();
+        while !self.quota.is_settled() && !self.core.is_draining() {
+            self.core.reactor.sleep(pauses.next(false)).await;
+        }
     }
 
     /// No further message is answered, and no further request is taken from the rings.
@@ -139,11 +145,14 @@ impl Client {
                 Kind::Scsi(Rc::new(ScsiDevice::new(&core.target, nexus, tenant.queues)))
             }
         };
+        let path = endpoint.place.path.clone();
         Ok(Rc::new(Self {
             core: core.clone(),
-            path: endpoint.place.path.clone(),
+            listed: core.sessions.begin(&path, core.reactor.now()),
+            path,
             stream,
             device: Device::new(core, &endpoint.name, kind),
+            quota: Quota::default(),
             has_spoken: Cell::new(false),
             is_ended: Cell::new(false),
         }))
@@ -153,8 +162,8 @@ impl Client {
         self.device.rings.log(what);
     }
 
-    /// Answers messages until the connection ends. `session`: its number in the list.
-    async fn converse(&self, session: u64) -> io::Result<()> {
+    /// Answers messages until the connection ends.
+    async fn converse(&self) -> io::Result<()> {
         let mut payload = Vec::new();
         loop {
             let (mut bytes, mut descriptors) = ([0; HEADER_LEN], Vec::new());
@@ -173,7 +182,7 @@ impl Client {
                 let is_packed = state.features() & feature::RING_PACKED != 0;
                 (state.running_sizes(), is_packed)
             });
-            self.core.sessions.set_rings(session, rings, is_packed);
+            self.listed.set_rings(rings, is_packed);
             // Otherwise a front-end that sends without waiting for replies would keep the core busy.
             self.core.reactor.end_of_turn().await;
         }
@@ -306,10 +315,12 @@ impl Client {
         Ok(())
     }
 
-    /// Waits until regions that were removed are not in use any more.
+    /// Waits until regions that were removed are not in use any more, and unmapped.
     async fn until_free(&self, regions: Vec<Region>) -> Result<(), Refused> {
         self.device.rings.wake();
-        self.until_ended(|| !regions.iter().any(Region::is_in_use)).await
+        self.until_ended(|| !regions.iter().any(Region::is_in_use)).await?;
+        drop(regions);
+        self.until_ended(|| self.quota.is_settled()).await
     }
 
     /// Stops a ring, once all that was taken from it has been returned.
@@ -331,9 +342,12 @@ impl Client {
 
     fn map(&self, file: &PeerFile, offset: u64, size: u64) -> Result<Region, Refused> {
         let mapped = usize::try_from(size).map_err(|_| io::ErrorKind::OutOfMemory.into());
-        mapped.and_then(|len| file.map(offset, len, true)).map_err(|why| {
+        mapped.and_then(|len| file.map(&self.quota, offset, len, true)).map_err(|why| {
             self.device.rings.log_fault(&format!("{size} bytes of its memory cannot be mapped: {why}"));
-            Refused::Descriptors
+            match why.kind() {
+                io::ErrorKind::QuotaExceeded => Refused::Memory(MapError::TooMany),
+                _ => Refused::Descriptors,
+            }
         })
     }
 
@@ -412,7 +426,7 @@ impl Client {
         if len == 0 || len as u64 > INFLIGHT_MAX {
             return Err(Refused::Unsupported);
         }
-        let (file, region) = shared::share("lunar-inflight", len).map_err(|why| {
+        let (file, region) = share_within(&self.quota, "lunar-inflight", len).map_err(|why| {
             self.device.rings.log_fault(&format!("the record of its requests in progress cannot be made: {why}"));
             Refused::Unsupported
         })?;

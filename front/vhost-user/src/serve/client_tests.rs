@@ -5,6 +5,7 @@ use lunar_blk::testing::Rig;
 use lunar_engine::vm_sockets::{Place, Role};
 use lunar_reactor::{Choice, Config, Reactor};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ fn a_connection_that_is_ended_answers_no_message_and_takes_no_request() {
     front_end.write_all(&[message, message].concat()).expect("there is room");
     client.end();
     assert!(!client.device.rings.state().has_work());
-    let ended = reactor.run(client.converse(1));
+    let ended = reactor.run(client.converse());
     assert_eq!(ended.map_err(|why| why.kind()), Err(io::ErrorKind::ConnectionAborted));
     let mut bytes = Vec::new();
     front_end.read_to_end(&mut bytes).expect("it is at its end");
@@ -76,6 +77,42 @@ fn a_ring_that_stops_does_not_outlast_its_front_end() {
     });
     assert!(matches!(reactor.run(client.stop(ring)), Err(Refused::Ended)));
     client.device.rings.forget(ring);
+}
+
+#[test]
+fn a_device_that_fails_disconnects_its_front_end_and_does_not_wait_for_what_was_lost() {
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let (client, _front_end) = client(&reactor);
+    // A panic has ended the work at its request.
+    assert!(client.device.rings.with(|state| state.take(0.into())).is_ok_and(|chain| chain.is_some()));
+    assert!(!client.is_quiet());
+    reactor.spawn({
+        let (reactor, client) = (reactor.clone(), client.clone());
+        async move {
+            reactor.sleep(Duration::from_millis(1)).await;
+            client.device.rings.fail();
+        }
+    });
+    assert!(!reactor.run(client.serve()));
+    assert!(client.is_quiet() && !client.device.rings.state().has_work());
+    reactor.run(client.finish());
+}
+
+#[test]
+fn a_front_end_is_refused_more_memory_than_others_leave_to_it() {
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let (client, _front_end) = client(&reactor);
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memfd");
+    ftruncate(&file, 8 << 40).expect("it is sparse");
+    let file = PeerFile::from(file);
+    // All that one front-end gets is 16.5 TiB.
+    let regions: Vec<_> = (0..2).map(|_| client.map(&file, 0, 8 << 40).expect("there is room")).collect();
+    assert!(matches!(client.map(&file, 0, 8 << 40), Err(Refused::Memory(MapError::TooMany))));
+    assert!(matches!(client.map(&file, 1, 8 << 40), Err(Refused::Descriptors)), "beyond its end");
+    assert!(reactor.run(client.until_free(regions)).is_ok());
+    assert!(client.map(&file, 0, 8 << 40).is_ok(), "they are unmapped");
+    reactor.run(client.finish());
+    assert!(client.quota.is_settled());
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::session::{RingIndex, notice};
 use crate::virtio::{PROTOCOL, Refused, VirtioDevice};
 use crate::wire::{BackendCode, protocol};
 use lunar_guest::poll::{Backoff, Look};
+use lunar_reactor::slots::contain;
 use lunar_reactor::watch::Watch;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -162,6 +163,16 @@ impl Device {
         }
     }
 
+    /// Looks at the rings. Returns whether there was something.
+    fn work(&self) -> bool {
+        if self.rings.is_armed.replace(false) {
+            self.rings.state().disarm();
+        }
+        let has_fetched = self.fetch();
+        self.rings.signal();
+        has_fetched || self.rings.schedule.is_due()
+    }
+
     /// Takes chains out of the rings. Returns whether there were any.
     fn fetch(&self) -> bool {
         let (rings, mut burst) = (&self.rings, Burst::default());
@@ -307,12 +318,11 @@ impl Watch for Device {
             Look::Again => return true,
             Look::Work => {}
         }
-        if self.rings.is_armed.replace(false) {
-            self.rings.state().disarm();
-        }
-        let has_fetched = self.fetch();
-        self.rings.signal();
-        has_fetched || self.rings.schedule.is_due()
+        // A panic would end the core.
+        contain(|| self.work()).unwrap_or_else(|| {
+            self.rings.fail();
+            true
+        })
     }
 
     fn prepare_sleep(&self) -> bool {
@@ -363,6 +373,21 @@ mod tests {
             assert_eq!(was_aborted.get(), Some(is_limited));
             assert!(reactor.now().since(begun) >= finish);
         }
+    }
+
+    #[test]
+    fn a_panic_at_the_rings_ends_the_device_and_not_the_core() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let rig = Rig::default();
+        let core = Core::new(&reactor, (&rig.set, &target(&rig)), &std::sync::Arc::default());
+        let attachment = rig.set.attach(UNIT, client(false)).expect("it is served");
+        let device = Device::new(&core, "test", Kind::Blk(Rc::new(BlkDevice::new(&rig.set, attachment, 1))));
+        // A defect: the state is in use.
+        let state = device.rings.state();
+        device.rings.wake();
+        assert!(device.look() && device.rings.failed.has_come());
+        drop(state);
+        assert!(device.rings.is_quiet());
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The rings of a device and their notifications, for all kinds of devices.
 
-use crate::config::FAULTS_LOGGED;
 use crate::ring::{Broken, Chain};
 use crate::session::{RingEvent, RingIndex};
 use crate::virtio::VirtioDevice;
 use lunar_core::mem::Arena;
+use lunar_guest::faults::Faults;
 use lunar_guest::memory::LossWatch;
 use lunar_guest::poll::{Arming, Backoff, PollSchedule, Rings};
 use lunar_reactor::Reactor;
@@ -25,21 +25,6 @@ const LOOK_SOONEST: Duration = Duration::from_micros(50);
 const LOOK_LATEST: Duration = Duration::from_millis(10);
 /// Delay before a notification is repeated whose eventfd was full.
 const SIGNAL_AGAIN: Duration = Duration::from_millis(1);
-
-/// The faults of a front-end and of its guest, of which the log shows the first.
-#[derive(Default)]
-struct Faults(Cell<u32>);
-
-impl Faults {
-    /// The lines about one more fault.
-    fn lines<'a>(&self, what: &'a str) -> impl Iterator<Item = &'a str> + use<'a> {
-        let count = self.0.get().saturating_add(1);
-        self.0.set(count);
-        let is_last = count == FAULTS_LOGGED;
-        let last = is_last.then_some("further refusals and broken rings of this connection are not logged");
-        (count <= FAULTS_LOGGED).then_some(what).into_iter().chain(last)
-    }
-}
 
 /// The eventfds of a ring.
 #[derive(Default)]
@@ -75,6 +60,8 @@ pub(super) struct DeviceRings {
     pub(super) is_silent: Cell<bool>,
     /// The front-end has disconnected.
     pub(super) over: End,
+    /// The device has failed by a panic: its front-end is disconnected.
+    pub(super) failed: End,
 }
 
 impl DeviceRings {
@@ -96,6 +83,7 @@ impl DeviceRings {
             faults: Faults::default(),
             is_silent: Cell::new(false),
             over: End::default(),
+            failed: End::default(),
         })
     }
 
@@ -127,9 +115,18 @@ impl DeviceRings {
         self.faults.lines(what).for_each(|line| self.log(line));
     }
 
-    /// Whether no request is in progress.
+    /// Whether no request is in progress. After a failure, requests that are in no slot were lost with it.
     pub(super) fn is_quiet(&self) -> bool {
-        self.state().is_idle()
+        self.state().is_idle() || self.failed.has_come() && self.admitted.get() == 0
+    }
+
+    /// No chain is taken any more, and the front-end is disconnected: a panic has ended the work at the rings.
+    pub(super) fn fail(&self) {
+        // A second panic would end the core.
+        if let Ok(mut state) = self.state.try_borrow_mut() {
+            state.pause_all();
+        }
+        self.failed.come();
     }
 
     /// The next turn looks at the rings.
@@ -251,7 +248,7 @@ impl DeviceRings {
     /// Ends all rings if memory of the guest is lost.
     fn look_for_losses(&self) {
         if is_lost(self.state().memory.regions()) {
-            self.log("guest memory is truncated, out of space or broken: the device has failed");
+            self.log_fault("guest memory is truncated, out of space or broken: the device has failed");
             self.stop_all();
         }
     }
@@ -366,16 +363,5 @@ mod tests {
             reactor.sleep(pause).await;
             assert!(!rings.is_polled.get(), "the ring was stopped");
         });
-    }
-
-    #[test]
-    fn the_log_shows_the_first_faults_and_says_that_it_shows_no_more() {
-        let faults = Faults::default();
-        for _ in 1..FAULTS_LOGGED {
-            assert_eq!(faults.lines("a").collect::<Vec<_>>(), ["a"]);
-        }
-        let last: Vec<&str> = faults.lines("a").collect();
-        assert!(last.len() == 2 && last[0] == "a" && last[1].contains("not logged"));
-        (0..3).for_each(|_| assert_eq!(faults.lines("a").count(), 0));
     }
 }
