@@ -11,9 +11,11 @@ use lunar_blk::Code;
 use lunar_core::mem::{PAGE, Region};
 use lunar_core::time::Instant;
 use lunar_reactor::{shared, unix};
+use lunar_vhost_client::blk::{Blk, DiskLane, DiskRequest};
 use lunar_vhost_client::disk::{self, Shape};
-use lunar_vhost_client::lane::{Answer, DiskRequest, Lane};
-use lunar_vhost_client::layout::Layout;
+use lunar_vhost_client::form::Form;
+use lunar_vhost_client::lane::Answer;
+use lunar_vhost_client::layout::{Layout, Room};
 use lunar_vhost_client::{Defect, message};
 use lunar_vhost_user::wire::{Code as MessageCode, HEADER_LEN, protocol};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -111,7 +113,7 @@ struct Command {
 #[derive(Debug)]
 pub(crate) struct DiskQueue {
     control: Rc<ControlSocket>,
-    lane: Lane,
+    lane: DiskLane,
     layout: Layout,
     queue: u16,
     memory: Region,
@@ -232,8 +234,8 @@ pub(crate) fn open(options: &Options) -> Result<OpenSessions<DiskQueue>> {
     let depth = u16::try_from(options.depth).context("--depth exceeds the entries of a ring")?;
     let bytes = options.bs as usize;
     let (piece, _) = shape.pieces;
-    let layout = Layout::with_pieces(count, depth, bytes, bytes.div_ceil(piece.max(PAGE)))
-        .context("--depth exceeds the entries of a ring")?;
+    let room = Room { pieces: bytes.div_ceil(piece.max(PAGE)), control: Blk::CONTROL };
+    let layout = Layout::with_room(count, depth, bytes, room).context("--depth exceeds the entries of a ring")?;
     let (file, memory) = shared::share("lunar-bench", layout.len().next_multiple_of(ALIGNMENT))
         .context("cannot allocate memory for the queues and their data")?;
     control.have(MessageCode::SET_MEM_TABLE, &message::memory(memory.len()), &[file.as_fd()])?;
@@ -244,7 +246,7 @@ pub(crate) fn open(options: &Options) -> Result<OpenSessions<DiskQueue>> {
         let ready = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&ready, &control.socket, EventData::new_u64(0), EventFlags::IN)?;
         epoll::add(&ready, &call, EventData::new_u64(1), EventFlags::IN)?;
-        let lane = Lane::new(&memory, &layout, queue, piece).context("the layout fits into its memory")?;
+        let lane = DiskLane::new(&memory, &layout, queue, piece).context("the layout fits into its memory")?;
         lane.ask_to_notify(!options.spin);
         control.start(queue, &layout, &kick, &call).with_context(|| url.to_string())?;
         Ok(DiskQueue {

@@ -6,15 +6,20 @@
 //! * [`layout`]: the places of rings and requests in the shared memory
 //! * [`ring`]: a split ring, as its driver has it
 //! * [`lane`]: the requests of one ring, from their start to their answer, over the loss of a connection
+//! * [`form`]: what differs between the requests of devices; [`blk`]: those of a disk
 //! * `fuzzing`: the entry point of the fuzz target, with the feature `testing` only
 
+pub mod blk;
 pub mod disk;
+pub mod form;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod lane;
 pub mod layout;
 pub mod message;
 pub mod ring;
+#[cfg(test)]
+mod testing;
 
 use std::fmt;
 
