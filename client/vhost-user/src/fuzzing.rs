@@ -6,6 +6,7 @@ use crate::form::Form;
 use crate::lane::{Answer, Lane};
 use crate::layout::Layout;
 use crate::message;
+use crate::scsi::{CommandData, Scsi, ScsiCommand};
 use lunar_blk::Code;
 use lunar_core::mem::Region;
 use lunar_core::time::Instant;
@@ -35,6 +36,14 @@ pub fn back_end(data: &[u8]) {
         run::<Blk>(data, layout, |[kind, len]| {
             let code = codes[usize::from(kind) % codes.len()];
             DiskRequest { code, offset: 0, len: 512 << (len % 8), unmap: false }
+        });
+    }
+    if let Some(layout) = Scsi::layout(1, SLOTS, BUFFER) {
+        run::<Scsi>(data, layout, |[kind, len]| {
+            let len = 512 << (len % 8);
+            let kinds = [CommandData::Nothing, CommandData::In(len), CommandData::Out(len)];
+            let data = kinds[usize::from(kind) % kinds.len()];
+            ScsiCommand { lun: [0; 8], tag: 0, cdb: [kind; 16], data }
         });
     }
 }
