@@ -4,7 +4,8 @@
 //!
 //! * [`url`]: addresses of units; [`options`]: the command-line options
 //! * `iscsi`, `nvme`, `nvme_rdma`, `vfio`, `vhost`, `aoe`, `fcoe`, `st`: sessions of each protocol; `session`: their
-//!   common interface; `lan`: those on Ethernet frames; `rdma`: the socket of RDMA connections
+//!   common interface; `scsi`: the commands of SCSI; `lan`: sessions on Ethernet frames; `rdma`: the socket of RDMA
+//!   connections
 //! * `engine`, `lane`, `load`: all sessions of a run, the commands of one session, the choice of the next command
 //! * [`verify`], [`pattern`], [`ack_log`]: the expected contents of blocks
 //! * [`histogram`], [`cost`], [`report`]: the results; [`predict`]: those that the performance model ([`model`])
@@ -29,6 +30,7 @@ pub mod pattern;
 pub mod predict;
 mod rdma;
 pub mod report;
+mod scsi;
 mod session;
 mod st;
 mod target;
