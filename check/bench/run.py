@@ -16,7 +16,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import ethernet, fitting, handler, measure, network, nvme, offload, report, rows, tape, targets, vfio, vhost  # noqa: E402
+from harness import (  # noqa: E402
+    ethernet,
+    fitting,
+    handler,
+    measure,
+    network,
+    nvme,
+    offload,
+    report,
+    rows,
+    tape,
+    targets,
+    vfio,
+    vhost,
+    vhost_scsi,
+)
 from harness.rows import Row  # noqa: E402
 from harness.targets import Floor, Setup, Target, Unavailable  # noqa: E402
 
@@ -31,6 +46,7 @@ PROTOCOLS = {
     "nvme-tcp": (nvme.KINDS, nvme.rows),
     "vfio-user": (vfio.KINDS, vfio.rows),
     "vhost-user": (vhost.KINDS, vhost.rows),
+    "vhost-scsi": (vhost_scsi.KINDS, vhost_scsi.rows),
     "ethernet": (ethernet.KINDS, ethernet.rows),
     "handler": (handler.KINDS, handler.rows),
     "tape": (tape.KINDS, tape.rows),
@@ -38,7 +54,7 @@ PROTOCOLS = {
 # The targets whose rows the performance model uses.
 MODEL_TARGETS = ("lunar", "floor")
 # Those without idle sessions and memory of units.
-ROWS_ONLY = ("ethernet", "handler", "tape")
+ROWS_ONLY = ("vhost-scsi", "ethernet", "handler", "tape")
 # Protocols with additional measurements of their own.
 EXTRAS = {"nvme-tcp": nvme.extras, "vfio-user": vfio.extras, "vhost-user": vhost.extras}
 

@@ -195,6 +195,7 @@ TITLES = {
     "nvme-tcp": "NVMe/TCP over loopback",
     "vfio-user": "Controllers of virtual machines (vfio-user), in shared memory",
     "vhost-user": "Virtio disks of virtual machines (vhost-user), in shared memory",
+    "vhost-scsi": "SCSI host adapters of virtual machines (vhost-user), in shared memory",
     "handler": "A handler that stores nothing, and the null store, over iSCSI",
     "tape": "A drive of the tape library, and the file store on the same file system, over iSCSI",
     "ethernet": "One Ethernet link (a veth pair): {link}",

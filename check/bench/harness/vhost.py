@@ -33,12 +33,18 @@ class LunarVhost(Lunar):
         super().__init__(setup, [f"null:{NULL_BYTES}", f"ram:{RAM_BYTES}"])
 
     def portal_arguments(self) -> list[str]:
+        return [*super().portal_arguments(), "--vhost-folder", str(self.folder()), *self.devices()]
+
+    def devices(self) -> list[str]:
+        """The options for its devices."""
         disks = [f"{store}:{lun}" for lun, store in enumerate(STORES)] + [f"idle{at}:0" for at in range(MACHINES)]
-        words = [word for disk in disks for word in ("--vhost-blk", disk)]
-        return [*super().portal_arguments(), "--vhost-folder", str(self.setup.folder / "vhost-lunar"), *words]
+        return [word for disk in disks for word in ("--vhost-blk", disk)]
+
+    def folder(self) -> Path:
+        return self.setup.folder / "vhost-lunar"
 
     def disk(self, name: str) -> str:
-        return f"vhost-user:{self.setup.folder / 'vhost-lunar' / name}.sock"
+        return f"vhost-user:{self.folder() / name}.sock"
 
     def url(self, store: str) -> str | None:
         return self.disk(store) if store in STORES else None
@@ -51,9 +57,11 @@ class SpdkVhost(Spdk):
     note = "always polls"
 
     def program_arguments(self) -> list[str]:
-        folder = self.setup.folder / "vhost-spdk"
-        folder.mkdir(exist_ok=True)
-        return ["-S", str(folder)]
+        self.folder().mkdir(exist_ok=True)
+        return ["-S", str(self.folder())]
+
+    def folder(self) -> Path:
+        return self.setup.folder / "vhost-spdk"
 
     def configure(self) -> None:
         self.rpc("framework_start_init")
@@ -61,10 +69,14 @@ class SpdkVhost(Spdk):
         self.rpc("bdev_null_create", name="null", num_blocks=NULL_BYTES // 512, block_size=512)
         self.rpc("bdev_malloc_create", name="ram", num_blocks=RAM_BYTES // 512, block_size=512)
         for store in STORES:
-            self.rpc("vhost_create_blk_controller", ctrlr=f"{store}.sock", dev_name=store)
+            self.create(store, f"{store}.sock")
+
+    def create(self, store: str, controller: str) -> None:
+        """Creates the device of a store."""
+        self.rpc("vhost_create_blk_controller", ctrlr=controller, dev_name=store)
 
     def url(self, store: str) -> str | None:
-        return f"vhost-user:{self.setup.folder / 'vhost-spdk' / store}.sock" if store in STORES else None
+        return f"vhost-user:{self.folder() / store}.sock" if store in STORES else None
 
 
 class Qsd(Target):

@@ -61,6 +61,14 @@ const RDMA_LOADS: [&[&str]; 4] = [
     &["--rw", "randrw", "--depth", "100", "--idle-sessions", "8", "--spin"],
 ];
 
+/// Loads of vhost-user devices.
+const VHOST_LOADS: [&[&str]; 4] = [
+    &["--rw", "randrw", "--sessions", "4", "--flush-every", "100"],
+    &["--rw", "randrw", "--bs", "16k", "--depth", "1"],
+    &["--rw", "rw", "--bs", "1M", "--depth", "4", "--sessions", "2"],
+    &["--rw", "randrw", "--depth", "700", "--sessions", "3"],
+];
+
 /// Two addresses of the loopback for this port: RDMA has one UDP port, so both ends need addresses of their own.
 fn loopback_pair(port: u16) -> [String; 2] {
     let [high, low] = port.to_be_bytes();
@@ -75,9 +83,9 @@ fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
     let folder = lab.scratch.join(format!("own-{}", driver.name()));
     let sockets = folder.to_str().context("the scratch folder's name is not UTF-8")?;
     let flags = ["--cores", "2", "--nvme", &at, "--nqn", NQN, "--vm", "own", "--vm-folder", sockets];
-    let disk = ["--vhost-blk", "own", "--vhost-folder", sockets];
+    let devices = ["--vhost-blk", "own", "--vhost-scsi", "adapter", "--vhost-folder", sockets];
     let ports = ["--nvme-rdma", &rdma_address];
-    let spec = Spec::new(driver, [lab.image("own.img", 64)?])?.flags(&flags).flags(&disk).flags(&ports);
+    let spec = Spec::new(driver, [lab.image("own.img", 64)?])?.flags(&flags).flags(&devices).flags(&ports);
     let mut target = Target::start(lab, &spec)?;
     let program = lab.built()?.to_str().context("the program's name is not UTF-8")?;
     let (iscsi, nvme) = (target.url(0), format!("nvme-tcp://{at}/{NQN}/1"));
@@ -93,10 +101,11 @@ fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
         tool(program, &[&common, more, &own[..if url == rdma { 2 } else { 0 }]].concat())
     };
     let (vm, disk) = (format!("vfio-user:{sockets}/own"), format!("vhost-user:{sockets}/own.sock"));
+    let adapter = format!("vhost-scsi:{sockets}/adapter.sock#0");
     let (write_time, read_time, time) = if lab.whole { ("3", "1", "0.5") } else { ("1", "0.5", "0.2") };
     // Each pair has a seed of its own, so data that an earlier pair wrote does not verify.
     let pairs = [(&iscsi, &nvme), (&nvme, &iscsi), (&vm, &iscsi), (&nvme, &vm), (&disk, &nvme), (&iscsi, &disk)];
-    let pairs = pairs.into_iter().chain([(&rdma, &iscsi), (&iscsi, &rdma)]);
+    let pairs = pairs.into_iter().chain([(&rdma, &iscsi), (&iscsi, &rdma), (&adapter, &disk), (&nvme, &adapter)]);
     for (seed, (writer, reader)) in (7_u32..).zip(pairs) {
         let seed = seed.to_string();
         bench(writer, &["--rw", "write", "--bs", "64k", "--seed", &seed, "--time", write_time])?;
@@ -127,14 +136,11 @@ fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
             bench(&vm, &[more, &common, &["--spin"]].concat())?;
         }
     }
-    for more in [
-        &["--rw", "randrw", "--sessions", "4", "--flush-every", "100"][..],
-        &["--rw", "randrw", "--bs", "16k", "--depth", "1"],
-        &["--rw", "rw", "--bs", "1M", "--depth", "4", "--sessions", "2"],
-        &["--rw", "randrw", "--depth", "700", "--sessions", "3"],
-    ] {
-        bench(&disk, &[more, &["--time", time]].concat())?;
-        bench(&disk, &[more, &["--time", time, "--spin"]].concat())?;
+    for more in VHOST_LOADS {
+        for device in [&disk, &adapter] {
+            bench(device, &[more, &["--time", time]].concat())?;
+            bench(device, &[more, &["--time", time, "--spin"]].concat())?;
+        }
     }
     target.healthy()?;
     target.stop()

@@ -3,6 +3,7 @@
 use crate::connection::{Connection, open_many};
 use crate::options::Options;
 use crate::report::{Agreed, Negotiated};
+use crate::scsi::{self, Answer};
 use crate::session::{Outcome, Request, SessionEvent, StreamSession, Work};
 use crate::target::{Capacity, DiscoveredTarget, OpenSessions, time_logins};
 use crate::url::Url;
@@ -20,10 +21,6 @@ use std::time::Duration;
 const MOVES_MAX: u32 = 4;
 /// The login status class of redirections.
 const CLASS_REDIRECTION: u16 = 1;
-/// Attempts of a command before the load starts: a new session may get several unit attentions.
-const SET_UP_TRIES: u32 = 16;
-/// The pause before a busy target is tried again.
-const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
 /// The peripheral device type of tapes (SPC-6 6.7.2).
 const TAPE: u8 = 0x01;
@@ -55,13 +52,16 @@ impl StreamSession for LogicalUnit {
     #[inline]
     fn start(&mut self, request: Request) {
         let Request { cookie, work, lba, blocks, bytes, fua } = request;
-        let (cdb, moves) = match work {
-            Work::Read if self.is_tape => (cdb::read_tape(bytes), Moves::In(bytes)),
-            Work::Read => (cdb::read(lba, blocks, false), Moves::In(bytes)),
-            Work::Write(data) if self.is_tape => (cdb::write_tape(bytes), Moves::Out(data)),
-            Work::Write(data) => (cdb::write(lba, blocks, fua), Moves::Out(data)),
-            Work::Flush if self.is_tape => (cdb::synchronize_tape(), Moves::Nothing),
-            Work::Flush => (cdb::synchronize_cache(), Moves::Nothing),
+        let cdb = match work {
+            _ if !self.is_tape => scsi::cdb_of(&work, (lba, blocks), fua),
+            Work::Read => cdb::read_tape(bytes),
+            Work::Write(_) => cdb::write_tape(bytes),
+            Work::Flush => cdb::synchronize_tape(),
+        };
+        let moves = match work {
+            Work::Read => Moves::In(bytes),
+            Work::Write(data) => Moves::Out(data),
+            Work::Flush => Moves::Nothing,
         };
         let command = Command { cookie, lun: self.lun, cdb: cdb::in_its_length(&cdb), moves };
         self.session.submit(command).expect("the caller checks for room");
@@ -99,24 +99,10 @@ fn has_no_sense_key(sense: &[u8]) -> bool {
 
 #[cold]
 fn failure(response: Response, status: Status, residual: Residual, sense: &[u8]) -> Outcome {
-    let sense = Sense::parse(sense);
-    let attention = sense.is_some_and(|sense| sense.key == Key::UNIT_ATTENTION);
-    if status == Status::BUSY || status == Status::TASK_SET_FULL || attention {
-        return Outcome::Again;
-    }
-    Outcome::Failed(match sense {
-        Some(sense) => format!("{status:?}, {sense}"),
-        None if response != Response::COMPLETED => format!("{response:?}"),
-        None => format!("{status:?}, residual {residual:?}"),
+    scsi::failure(status, sense, || match response {
+        Response::COMPLETED => format!("{status:?}, residual {residual:?}"),
+        _ => format!("{response:?}"),
     })
-}
-
-/// The result of a command that is waited for.
-#[derive(Debug, Default)]
-struct Answer {
-    status: u8,
-    sense: Vec<u8>,
-    data: Vec<u8>,
 }
 
 impl Connection<LogicalUnit> {
@@ -151,22 +137,9 @@ impl Connection<LogicalUnit> {
         Ok(answer)
     }
 
-    /// Executes one command before the load starts; retries it while the target is busy or reports unit attentions.
+    /// Executes one command before the load starts.
     fn set_up(&mut self, cdb: &[u8], data_in: u32, timeout: Duration) -> Result<Vec<u8>> {
-        let mut trouble = String::new();
-        for _ in 0..SET_UP_TRIES {
-            let answer = self.call(cdb, data_in, timeout)?;
-            let (status, sense) = (Status(answer.status), Sense::parse(&answer.sense));
-            let attention = sense.is_some_and(|sense| sense.key == Key::UNIT_ATTENTION);
-            trouble = sense.map_or_else(|| format!("{status:?}"), |sense| sense.to_string());
-            match status {
-                Status::GOOD => return Ok(answer.data),
-                Status::BUSY | Status::TASK_SET_FULL => std::thread::sleep(BUSY_PAUSE),
-                Status::CHECK_CONDITION if attention => {}
-                _ => break,
-            }
-        }
-        bail!(trouble)
+        scsi::set_up(|| self.call(cdb, data_in, timeout))
     }
 }
 
@@ -248,9 +221,7 @@ fn capacity_of(active: &mut [Connection<LogicalUnit>], options: &Options) -> Res
         return Ok(Capacity { blocks: TAPE_BLOCKS, block_size: options.bs });
     }
     let data = first.set_up(&cdb::read_capacity(), CAPACITY_LEN, timeout);
-    let capacity = cdb::Capacity::parse(&data.context("READ CAPACITY (16) failed")?);
-    let capacity = capacity.context("READ CAPACITY (16) returned invalid data")?;
-    Ok(Capacity { blocks: capacity.blocks, block_size: capacity.block_size })
+    scsi::capacity(&data.context("READ CAPACITY (16) failed")?)
 }
 
 /// The targets that discovery at the portal of `url` returns.

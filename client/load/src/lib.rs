@@ -3,8 +3,9 @@
 //! [`run`] runs a load and returns a [`Report`]; [`command`] is `lunar bench`.
 //!
 //! * [`url`]: addresses of units; [`options`]: the command-line options
-//! * `iscsi`, `nvme`, `nvme_rdma`, `vfio`, `vhost`, `aoe`, `fcoe`, `st`: sessions of each protocol; `session`: their
-//!   common interface; `lan`: those on Ethernet frames; `rdma`: the socket of RDMA connections
+//! * `iscsi`, `nvme`, `nvme_rdma`, `vfio`, `vhost_blk`, `vhost_scsi`, `aoe`, `fcoe`, `st`: sessions of each protocol;
+//!   `session`: their common interface; `vhost`: the queues of vhost-user devices; `scsi`: the commands of SCSI; `lan`:
+//!   those on Ethernet frames; `rdma`: the socket of RDMA connections
 //! * `engine`, `lane`, `load`: all sessions of a run, the commands of one session, the choice of the next command
 //! * [`verify`], [`pattern`], [`ack_log`]: the expected contents of blocks
 //! * [`histogram`], [`cost`], [`report`]: the results; [`predict`]: those that the performance model ([`model`])
@@ -29,6 +30,7 @@ pub mod pattern;
 pub mod predict;
 mod rdma;
 pub mod report;
+mod scsi;
 mod session;
 mod st;
 mod target;
@@ -36,6 +38,8 @@ pub mod url;
 pub mod verify;
 mod vfio;
 mod vhost;
+mod vhost_blk;
+mod vhost_scsi;
 
 pub use options::Options;
 pub use report::Report;
@@ -103,6 +107,7 @@ pub fn discover(options: &Options) -> Result<Vec<DiscoveredTarget>> {
         Protocol::NvmeRdma => nvme_rdma::discover(options),
         Protocol::VfioUser => bail!("--list needs a network protocol: a vfio-user socket has one controller"),
         Protocol::VhostUser => bail!("--list needs a network protocol: a vhost-user socket has one disk"),
+        Protocol::VhostScsi => bail!("--list needs a network protocol: a vhost-user socket has one host adapter"),
         Protocol::Aoe => bail!("--list needs a network protocol with discovery: aoe-discover lists AoE targets"),
         Protocol::Fcoe => bail!("--list needs a network protocol with discovery: ports on an Ethernet find each other"),
         Protocol::St => bail!("--list needs a network protocol with discovery: Scheduled Transfer has none"),
@@ -135,7 +140,8 @@ pub fn run(options: &Options) -> Result<Report> {
             run_sessions(options, nvme_rdma::open, nvme_rdma::close)
         }
         Protocol::VfioUser => run_sessions(options, vfio::open, vfio::close),
-        Protocol::VhostUser => run_sessions(options, vhost::open, vhost::close),
+        Protocol::VhostUser => run_sessions(options, vhost_blk::open, vhost::close),
+        Protocol::VhostScsi => run_sessions(options, vhost_scsi::open, vhost::close),
         Protocol::Aoe => run_sessions(options, aoe::open, lan::close),
         Protocol::Fcoe => run_sessions(options, fcoe::open, lan::close),
         Protocol::St => run_sessions(options, st::open, lan::close),

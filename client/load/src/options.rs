@@ -153,7 +153,7 @@ pub struct Options {
     /// The URL of the unit; without a target name it stands for the first target that discovery returns.
     #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]], nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]], \
                   nvme-rdma://HOST[:PORT][/NQN[/NAMESPACE]], vfio-user:/SOCKET[#NAMESPACE], vhost-user:/SOCKET, \
-                  aoe:LINK:SHELF.SLOT, fcoe:LINK[,fabric][@WWPN][#LUN], \
+                  vhost-scsi:/SOCKET[#LUN], aoe:LINK:SHELF.SLOT, fcoe:LINK[,fabric][@WWPN][#LUN], \
                   st:udp:ADDRESS:PORT[#LUN] or st:LINK@MAC[#LUN]; without a name the first target that discovery \
                   returns")]
     pub url: Url,
@@ -446,6 +446,16 @@ impl Options {
         }
     }
 
+    /// Checks that all options apply to a SCSI host adapter over vhost-user.
+    ///
+    /// # Errors
+    /// A message that names the option that does not.
+    pub fn check_for_vhost_scsi(&self) -> Result<(), String> {
+        self.check_for_vfio_user().map_err(|why| {
+            why.replace("a vfio-user socket has one controller", "a vhost-user socket has one host adapter")
+        })
+    }
+
     /// Checks that all options apply to protocols on Ethernet frames.
     ///
     /// # Errors
@@ -607,6 +617,16 @@ mod tests {
             |args: &str| parse(&format!("nvme-rdma://h {args}")).and_then(|options| options.check_for_nvme_rdma());
         assert_eq!(check("--sessions 4 --source 127.0.0.2 --flow-control --fua"), Ok(()));
         assert!(check("--data-digest crc32c").is_err_and(|why| why.contains("for TCP")));
+        assert_eq!(check("--initial-r2t"), Err("--initial-r2t is for iSCSI".into()));
+    }
+
+    #[test]
+    fn a_host_adapter_has_no_sessions_but_fua() {
+        let check =
+            |args: &str| parse(&format!("vhost-scsi:/s#3 {args}")).and_then(|options| options.check_for_vhost_scsi());
+        assert_eq!(check("--sessions 4 --spin --fua"), Ok(()));
+        let why = check("--idle-sessions 3").expect_err("a socket has one");
+        assert!(why.ends_with("a vhost-user socket has one host adapter"), "{why}");
         assert_eq!(check("--initial-r2t"), Err("--initial-r2t is for iSCSI".into()));
     }
 

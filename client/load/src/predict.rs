@@ -60,9 +60,12 @@ pub fn predict(options: &Options, store: Store) -> Result<Predicted> {
         Protocol::Iscsi => Transport::Iscsi,
         Protocol::NvmeTcp => Transport::NvmeTcp,
         Protocol::VfioUser => Transport::VfioUser,
-        Protocol::NvmeRdma | Protocol::VhostUser | Protocol::Aoe | Protocol::Fcoe | Protocol::St => {
-            bail!("the model knows iSCSI, NVMe/TCP and vfio-user")
-        }
+        Protocol::NvmeRdma
+        | Protocol::VhostUser
+        | Protocol::VhostScsi
+        | Protocol::Aoe
+        | Protocol::Fcoe
+        | Protocol::St => bail!("the model knows iSCSI, NVMe/TCP and vfio-user"),
     };
     ensure!(
         options.rw.is_read_only() || options.rw.is_write_only(),

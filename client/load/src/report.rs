@@ -76,7 +76,7 @@ pub enum Negotiated {
     NvmeRdma(RdmaQueues),
     /// Parameters of the controller.
     VfioUser(MemoryQueues),
-    /// Parameters of the disk.
+    /// Parameters of the device.
     VhostUser(Rings),
     /// Parameters of the disk.
     Aoe(FrameWindow),
@@ -219,7 +219,7 @@ pub struct MemoryQueues {
     pub window: u32,
 }
 
-/// The parameters of a vhost-user disk.
+/// The parameters of a vhost-user device.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rings {
     /// The longest transfer of a command, in bytes.

@@ -1,6 +1,7 @@
 //! The URL of a unit: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]`,
 //! `nvme-rdma://host[:port][/nqn[/namespace]]`, `vfio-user:/socket[#namespace]`, `vhost-user:/socket`,
-//! `aoe:link:shelf.slot`, `fcoe:link[,fabric][@wwpn][#lun]`, `st:udp:address:port[#lun]` or `st:link@mac[#lun]`.
+//! `vhost-scsi:/socket[#lun]`, `aoe:link:shelf.slot`, `fcoe:link[,fabric][@wwpn][#lun]`, `st:udp:address:port[#lun]` or
+//! `st:link@mac[#lun]`.
 
 use lunar_aoe::wire::{Address, NotAnAddress};
 use lunar_fcoe::wire::names::Wwn;
@@ -23,6 +24,8 @@ pub enum Protocol {
     VfioUser,
     /// A disk (virtio-blk) over vhost-user.
     VhostUser,
+    /// A SCSI host adapter (virtio-scsi) over vhost-user.
+    VhostScsi,
     /// ATA over Ethernet.
     Aoe,
     /// Fibre Channel over Ethernet.
@@ -42,6 +45,7 @@ impl Protocol {
             Self::NvmeRdma => "nvme-rdma",
             Self::VfioUser => "vfio-user",
             Self::VhostUser => "vhost-user",
+            Self::VhostScsi => "vhost-scsi",
             Self::Aoe => "aoe",
             Self::Fcoe => "fcoe",
             Self::St => "st",
@@ -54,14 +58,14 @@ impl Protocol {
         match self {
             Self::Iscsi => 3260,
             Self::NvmeTcp | Self::NvmeRdma => 4420,
-            Self::VfioUser | Self::VhostUser | Self::Aoe | Self::Fcoe | Self::St => 0,
+            Self::VfioUser | Self::VhostUser | Self::VhostScsi | Self::Aoe | Self::Fcoe | Self::St => 0,
         }
     }
 
-    /// The valid unit numbers. For iSCSI those of flat space addressing (SAM-6 4.7.7.2).
+    /// The valid unit numbers. For iSCSI and virtio-scsi those of flat space addressing (SAM-6 4.7.7.2).
     fn units(self) -> std::ops::RangeInclusive<u32> {
         match self {
-            Self::Iscsi => 0..=0x3fff,
+            Self::Iscsi | Self::VhostScsi => 0..=0x3fff,
             Self::NvmeTcp | Self::NvmeRdma | Self::VfioUser => 1..=0xffff_fffe,
             // A socket has one disk.
             Self::VhostUser => 0..=0,
@@ -101,13 +105,14 @@ impl Url {
         (&self.host, self.port)
     }
 
-    fn of_socket(rest: &str) -> Result<Self, String> {
+    /// A socket of which a URL may name a unit.
+    fn of_socket(protocol: Protocol, rest: &str) -> Result<Self, String> {
         let (path, unit) = rest.split_once('#').map_or((rest, None), |(path, unit)| (path, Some(unit)));
         if path.is_empty() {
-            return Err("vfio-user: the path of the socket is missing".to_owned());
+            return Err(format!("{}: the path of the socket is missing", protocol.scheme()));
         }
-        let unit = unit_of(unit, Protocol::VfioUser)?;
-        Ok(Self { protocol: Protocol::VfioUser, host: path.to_owned(), port: 0, target: None, unit })
+        let unit = unit_of(unit, protocol)?;
+        Ok(Self { protocol, host: path.to_owned(), port: 0, target: None, unit })
     }
 
     fn of_disk(path: &str) -> Result<Self, String> {
@@ -188,7 +193,10 @@ impl FromStr for Url {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(rest) = text.strip_prefix("vfio-user:") {
-            return Self::of_socket(rest);
+            return Self::of_socket(Protocol::VfioUser, rest);
+        }
+        if let Some(rest) = text.strip_prefix("vhost-scsi:") {
+            return Self::of_socket(Protocol::VhostScsi, rest);
         }
         if let Some(path) = text.strip_prefix("vhost-user:") {
             return Self::of_disk(path);
@@ -208,7 +216,7 @@ impl FromStr for Url {
                 format!(
                     "{text:?} is neither iscsi://HOST[:PORT][/TARGET-NAME[/LUN]] nor \
                      nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] nor nvme-rdma://HOST[:PORT][/NQN[/NAMESPACE]] nor \
-                     vfio-user:/SOCKET[#NAMESPACE] nor vhost-user:/SOCKET nor \
+                     vfio-user:/SOCKET[#NAMESPACE] nor vhost-user:/SOCKET nor vhost-scsi:/SOCKET[#LUN] nor \
                      aoe:LINK:SHELF.SLOT nor fcoe:LINK[,fabric][@WWPN][#LUN] nor \
                      st:udp:ADDRESS:PORT[#LUN] nor st:LINK@MAC[#LUN]"
                 )
@@ -262,7 +270,7 @@ fn split_portal(portal: &str, protocol: Protocol) -> Result<(String, u16), Strin
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = self.protocol.scheme();
-        if self.protocol == Protocol::VfioUser {
+        if matches!(self.protocol, Protocol::VfioUser | Protocol::VhostScsi) {
             return write!(f, "{scheme}:{}#{}", self.host, self.unit);
         }
         if self.protocol == Protocol::VhostUser {
@@ -303,6 +311,8 @@ mod tests {
             ("vfio-user:/run/vm/cntrl", "/run/vm/cntrl", 0, None, 1),
             ("vfio-user:here#7", "here", 0, None, 7),
             ("vhost-user:/run/vhost/web", "/run/vhost/web", 0, None, 0),
+            ("vhost-scsi:/run/vhost/db", "/run/vhost/db", 0, None, 0),
+            ("vhost-scsi:here#16383", "here", 0, None, 16383),
             ("aoe:eth0:1.2", "eth0", 0, None, 0x102),
             ("aoe:unix:/a,/b:65534.254", "unix:/a,/b", 0, None, 0xff_fefe),
             ("fcoe:eth0", "eth0", 0, None, 0),
@@ -344,6 +354,10 @@ mod tests {
             "vfio-user:#2",
             "vfio-user:/a#0",
             "vhost-user:",
+            "vhost-scsi:",
+            "vhost-scsi:#1",
+            "vhost-scsi:/a#16384",
+            "vhost-scsi:/a#x",
             "aoe:eth0",
             "aoe:eth0:1",
             "aoe:unix:/a:1.0",

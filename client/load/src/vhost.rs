@@ -1,20 +1,19 @@
-//! Queues to a vhost-user disk (virtio-blk), in memory that is shared with the back-end. With `--spin` the rings are
+//! Queues to a vhost-user device (virtio), in memory that is shared with the back-end. With `--spin` the rings are
 //! polled; otherwise the eventfd of a ring wakes this thread.
 
 use crate::connection::{ConnectionLost, check_open};
 use crate::options::Options;
 use crate::report::{Negotiated, Rings};
 use crate::session::{Misses, Outcome, Request, Session, SessionEvent, Work, pass_on};
-use crate::target::{Capacity, OpenSessions};
-use anyhow::{Context, Result, ensure};
-use lunar_blk::Code;
+use anyhow::{Context, Result, bail, ensure};
 use lunar_core::mem::{PAGE, Region};
 use lunar_core::time::Instant;
 use lunar_reactor::{shared, unix};
-use lunar_vhost_client::disk::{self, Shape};
-use lunar_vhost_client::lane::{Answer, DiskRequest, Lane};
-use lunar_vhost_client::layout::Layout;
+use lunar_vhost_client::form::Form;
+use lunar_vhost_client::lane::{Answer, Lane};
+use lunar_vhost_client::layout::{Layout, Room};
 use lunar_vhost_client::{Defect, message};
+use lunar_vhost_user::config::RINGS_MAX;
 use lunar_vhost_user::wire::{Code as MessageCode, HEADER_LEN, protocol};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
@@ -25,16 +24,28 @@ use std::time::Duration;
 
 /// Back-ends share whole large pages only: DPDK, on which that of SPDK stands, registers memory in units of 2 MiB.
 const ALIGNMENT: usize = 2 << 20;
+/// The pause between two looks for the answer to a request that is waited for.
+const LOOK_PAUSE: Duration = Duration::from_micros(100);
+
+/// A kind of device under load.
+pub(crate) trait Device: Copy {
+    /// The form of its requests.
+    type Form: Form;
+    /// The request of a command. `tag`: no other request in progress has it.
+    fn request(&self, command: &Request, tag: u64) -> <Self::Form as Form>::Request;
+    /// The outcome of a command, whose slot has ended like this.
+    fn outcome(lane: &Lane<Self::Form>, slot: u16, end: <Self::Form as Form>::End) -> Outcome;
+}
 
 /// The control socket of a back-end.
 #[derive(Debug)]
-struct ControlSocket {
+pub(crate) struct ControlSocket {
     socket: OwnedFd,
     timeout: Duration,
 }
 
 impl ControlSocket {
-    fn connect(path: &str, timeout: Duration) -> Result<Self> {
+    pub(crate) fn connect(path: &str, timeout: Duration) -> Result<Self> {
         let socket = UnixStream::connect(path).with_context(|| format!("connecting to {path}"))?;
         Ok(Self { socket: socket.into(), timeout })
     }
@@ -44,7 +55,7 @@ impl ControlSocket {
         Ok(unix::send_waiting(&self.socket, &bytes, files, self.timeout).map_err(ConnectionLost)?)
     }
 
-    fn reply(&self, code: MessageCode) -> Result<Vec<u8>> {
+    pub(crate) fn reply(&self, code: MessageCode) -> Result<Vec<u8>> {
         let (mut bytes, mut files) = ([0; HEADER_LEN], Vec::new());
         unix::receive_waiting(&self.socket, &mut bytes, &mut files, self.timeout).map_err(ConnectionLost)?;
         let head = message::reply(&bytes)?;
@@ -54,7 +65,7 @@ impl ControlSocket {
         Ok(payload)
     }
 
-    fn tell(&self, code: MessageCode, payload: &[u8], files: &[BorrowedFd<'_>]) -> Result<()> {
+    pub(crate) fn tell(&self, code: MessageCode, payload: &[u8], files: &[BorrowedFd<'_>]) -> Result<()> {
         self.send(code, payload, files, false)
     }
 
@@ -69,29 +80,31 @@ impl ControlSocket {
         Ok(message::number(&self.reply(code)?)?)
     }
 
-    /// Agrees on features; returns the disk and the number of its queues.
-    fn negotiate(&self) -> Result<(Shape, u64)> {
+    /// Agrees on the features that these functions accept; returns those of the device, and the number of its rings if
+    /// the back-end tells it.
+    pub(crate) fn negotiate(
+        &self,
+        features: impl FnOnce(u64) -> Result<u64, Defect>,
+        protocol_features: impl FnOnce(u64) -> Result<u64, Defect>,
+    ) -> Result<(u64, Option<u64>)> {
         let offered = self.number(MessageCode::GET_FEATURES)?;
         self.tell(MessageCode::SET_OWNER, &[], &[])?;
-        let accepted = disk::protocol_features(self.number(MessageCode::GET_PROTOCOL_FEATURES)?)?;
-        // Changes of the disk during a run are ignored.
-        let accepted = accepted & !protocol::BACKEND_REQ;
+        // Changes of the device during a run are ignored.
+        let accepted = protocol_features(self.number(MessageCode::GET_PROTOCOL_FEATURES)?)? & !protocol::BACKEND_REQ;
         self.tell(MessageCode::SET_PROTOCOL_FEATURES, &accepted.to_le_bytes(), &[])?;
         let has_many = accepted & protocol::MQ != 0;
-        let queues = if has_many { self.number(MessageCode::GET_QUEUE_NUM)? } else { 1 };
-        let features = disk::features(offered, true)?;
+        let rings = has_many.then(|| self.number(MessageCode::GET_QUEUE_NUM)).transpose()?;
+        let features = features(offered)?;
         self.tell(MessageCode::SET_FEATURES, &features.to_le_bytes(), &[])?;
-        self.tell(MessageCode::GET_CONFIG, &message::config(), &[])?;
-        let space = message::space(&self.reply(MessageCode::GET_CONFIG)?)?;
-        Ok((Shape::of(features, &space)?, queues))
+        Ok((features, rings))
     }
 
-    /// Starts a ring, from its beginning.
-    fn start(&self, ring: u16, layout: &Layout, kick: &OwnedFd, call: &OwnedFd) -> Result<()> {
+    /// Starts the ring of a queue, from its beginning.
+    fn start(&self, ring: u16, (layout, queue): (&Layout, u16), kick: &OwnedFd, call: &OwnedFd) -> Result<()> {
         let number = u64::from(ring).to_le_bytes();
         self.tell(MessageCode::SET_VRING_NUM, &message::state(ring, layout.ring_size().into()), &[])?;
         self.tell(MessageCode::SET_VRING_BASE, &message::state(ring, 0), &[])?;
-        self.have(MessageCode::SET_VRING_ADDR, &message::address(ring, layout.ring(ring)), &[])?;
+        self.have(MessageCode::SET_VRING_ADDR, &message::address(ring, layout.ring(queue)), &[])?;
         self.tell(MessageCode::SET_VRING_CALL, &number, &[call.as_fd()])?;
         self.have(MessageCode::SET_VRING_KICK, &number, &[kick.as_fd()])?;
         self.have(MessageCode::SET_VRING_ENABLE, &message::state(ring, 1), &[])
@@ -107,13 +120,15 @@ struct Command {
     is_filled: bool,
 }
 
-/// A queue of the disk.
-#[derive(Debug)]
-pub(crate) struct DiskQueue {
+/// A queue of a device.
+pub(crate) struct Queue<D: Device> {
+    device: D,
     control: Rc<ControlSocket>,
-    lane: Lane,
+    lane: Lane<D::Form>,
     layout: Layout,
     queue: u16,
+    /// The ring of the queue.
+    ring: u16,
     memory: Region,
     kick: OwnedFd,
     call: OwnedFd,
@@ -123,9 +138,8 @@ pub(crate) struct DiskQueue {
     commands: Vec<Command>,
     /// Slots with an answer.
     ended: Vec<u16>,
-    /// The length of a command's data, in bytes, and of a logical block.
+    /// The length of a command's data, in bytes.
     bytes: usize,
-    block_size: u64,
     /// Whether the data is used, so that it is copied from and to the shared memory.
     copies: bool,
     spin: bool,
@@ -133,7 +147,41 @@ pub(crate) struct DiskQueue {
     rings: u64,
 }
 
-impl Session for DiskQueue {
+impl<D: Device> Queue<D> {
+    /// Carries out one request while there is no other. Returns its slot, and how it has ended.
+    pub(crate) fn run(
+        &mut self,
+        request: &<D::Form as Form>::Request,
+        timeout: Duration,
+    ) -> Result<(u16, <D::Form as Form>::End)> {
+        let slot = *self.free.last().context("the queue is full")?;
+        ensure!(self.lane.begin(slot, request, Instant::default()), "the request has no room in the queue");
+        self.send()?;
+        let deadline = std::time::Instant::now() + timeout;
+        while self.lane.collect(|_| {})? == 0 {
+            check_open(&self.control.socket)?;
+            ensure!(std::time::Instant::now() < deadline, "the target does not answer");
+            std::thread::sleep(LOOK_PAUSE);
+        }
+        match self.lane.take(slot) {
+            Some(Answer::Ended(end)) => Ok((slot, end)),
+            Some(Answer::Expired) | None => bail!("no answer"),
+        }
+    }
+
+    /// Reads the data of a slot.
+    pub(crate) fn data(&self, slot: u16, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        let at = self.layout.place(self.queue, slot).data;
+        if self.memory.read(at, &mut data) { data } else { Vec::new() }
+    }
+
+    pub(crate) fn lane(&self) -> &Lane<D::Form> {
+        &self.lane
+    }
+}
+
+impl<D: Device> Session for Queue<D> {
     // Polling a ring in memory costs nearly nothing.
     const POLLED_MAX: usize = usize::MAX;
 
@@ -145,24 +193,18 @@ impl Session for DiskQueue {
 
     #[inline]
     fn start(&mut self, request: Request) {
-        let Request { cookie, work, lba, bytes, .. } = request;
         let slot = self.free.pop().expect("the caller checks for room");
         let command = &mut self.commands[usize::from(slot)];
-        (command.cookie, command.reads) = (cookie, matches!(work, Work::Read));
-        let code = match work {
-            Work::Read => Code::Read,
-            Work::Write(data) => {
-                // Data that is not read back is written once.
-                if self.copies || !command.is_filled {
-                    let at = self.layout.place(self.queue, slot).data;
-                    command.is_filled = self.memory.write(at, data.bytes());
-                }
-                Code::Write
-            }
-            Work::Flush => Code::Flush,
-        };
-        let request = DiskRequest { code, offset: lba * self.block_size, len: bytes.into(), unmap: false };
-        assert!(self.lane.begin(slot, &request, Instant::default()), "a free slot with room for the data");
+        (command.cookie, command.reads) = (request.cookie, matches!(request.work, Work::Read));
+        // Data that is not read back is written once.
+        let is_due = self.copies || !command.is_filled;
+        if let (true, Work::Write(data)) = (is_due, &request.work) {
+            let at = self.layout.place(self.queue, slot).data;
+            command.is_filled = self.memory.write(at, data.bytes());
+        }
+        let tag = u64::from(self.queue) << 16 | u64::from(slot);
+        let own = self.device.request(&request, tag);
+        assert!(self.lane.begin(slot, &own, Instant::default()), "a free slot with room for the data");
     }
 
     #[inline]
@@ -186,8 +228,7 @@ impl Session for DiskQueue {
         for slot in ended.drain(..) {
             let Command { cookie, reads, .. } = self.commands[usize::from(slot)];
             let outcome = match self.lane.take(slot) {
-                Some(Answer::Ended(Ok(()))) => Outcome::Good,
-                Some(Answer::Ended(Err(why))) => Outcome::Failed(format!("{why:?}")),
+                Some(Answer::Ended(end)) => D::outcome(&self.lane, slot, end),
                 // No request expires here.
                 Some(Answer::Expired) | None => Outcome::Failed("no answer".to_owned()),
             };
@@ -215,25 +256,32 @@ impl Session for DiskQueue {
 }
 
 /// Stops a ring, so that the back-end does not use the memory any more.
-pub(crate) fn close(session: DiskQueue, _patience: Duration) {
-    let stop = session.control.tell(MessageCode::GET_VRING_BASE, &message::state(session.queue, 0), &[]);
+pub(crate) fn close<D: Device>(queue: Queue<D>, _patience: Duration) {
+    let stop = queue.control.tell(MessageCode::GET_VRING_BASE, &message::state(queue.ring, 0), &[]);
     // A missing answer is no error of the run.
-    let _ = stop.and_then(|()| session.control.reply(MessageCode::GET_VRING_BASE));
+    let _ = stop.and_then(|()| queue.control.reply(MessageCode::GET_VRING_BASE));
 }
 
-/// Opens all queues of a run.
-pub(crate) fn open(options: &Options) -> Result<OpenSessions<DiskQueue>> {
-    options.check_for_vhost_user().map_err(anyhow::Error::msg)?;
-    let url = &options.url;
-    let control = ControlSocket::connect(&url.host, options.timeout)?;
-    let (shape, granted) = control.negotiate().with_context(|| url.to_string())?;
+/// The properties of a device, as they are known before its queues are started.
+pub(crate) struct Plan<D> {
+    pub(crate) device: D,
+    /// The ring of the first queue.
+    pub(crate) first_ring: u16,
+    /// The queues that the device has.
+    pub(crate) queues: u64,
+    /// The most bytes of a piece of data.
+    pub(crate) piece: usize,
+}
+
+/// Starts all queues of a run.
+pub(crate) fn start<D: Device>(control: ControlSocket, plan: &Plan<D>, options: &Options) -> Result<Vec<Queue<D>>> {
+    let granted = plan.queues.min(RINGS_MAX as u64 - u64::from(plan.first_ring));
     let count = u16::try_from(options.sessions).ok().filter(|count| u64::from(*count) <= granted);
-    let count = count.with_context(|| format!("the disk has only {granted} queues: choose fewer --sessions"))?;
+    let count = count.with_context(|| format!("the device has only {granted} queues: choose fewer --sessions"))?;
     let depth = u16::try_from(options.depth).context("--depth exceeds the entries of a ring")?;
     let bytes = options.bs as usize;
-    let (piece, _) = shape.pieces;
-    let layout = Layout::with_pieces(count, depth, bytes, bytes.div_ceil(piece.max(PAGE)))
-        .context("--depth exceeds the entries of a ring")?;
+    let room = Room { pieces: bytes.div_ceil(plan.piece.max(PAGE)), control: <D::Form as Form>::CONTROL };
+    let layout = Layout::with_room(count, depth, bytes, room).context("--depth exceeds the entries of a ring")?;
     let (file, memory) = shared::share("lunar-bench", layout.len().next_multiple_of(ALIGNMENT))
         .context("cannot allocate memory for the queues and their data")?;
     control.have(MessageCode::SET_MEM_TABLE, &message::memory(memory.len()), &[file.as_fd()])?;
@@ -244,14 +292,17 @@ pub(crate) fn open(options: &Options) -> Result<OpenSessions<DiskQueue>> {
         let ready = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&ready, &control.socket, EventData::new_u64(0), EventFlags::IN)?;
         epoll::add(&ready, &call, EventData::new_u64(1), EventFlags::IN)?;
-        let lane = Lane::new(&memory, &layout, queue, piece).context("the layout fits into its memory")?;
+        let lane = Lane::new(&memory, &layout, queue, plan.piece).context("the layout fits into its memory")?;
         lane.ask_to_notify(!options.spin);
-        control.start(queue, &layout, &kick, &call).with_context(|| url.to_string())?;
-        Ok(DiskQueue {
+        let ring = plan.first_ring + queue;
+        control.start(ring, (&layout, queue), &kick, &call)?;
+        Ok(Queue {
+            device: plan.device,
             control: control.clone(),
             lane,
             layout,
             queue,
+            ring,
             memory: memory.clone(),
             kick,
             call,
@@ -260,19 +311,18 @@ pub(crate) fn open(options: &Options) -> Result<OpenSessions<DiskQueue>> {
             commands: vec![Command::default(); depth.into()],
             ended: Vec::with_capacity(depth.into()),
             bytes,
-            block_size: shape.limits.block_size.into(),
             copies: options.verify || options.ack_log.is_some() || options.check_ack_log.is_some(),
             spin: options.spin,
             misses: Misses::default(),
             rings: 0,
         })
     });
-    let active = queues.collect::<Result<Vec<_>>>()?;
-    let block_size = shape.limits.block_size;
-    let capacity = Capacity { blocks: shape.limits.capacity / u64::from(block_size), block_size };
-    // Limited by what a slot has room for.
-    let transfer_max = u32::try_from(shape.transfer(u32::MAX as usize)).unwrap_or(u32::MAX);
-    let negotiated =
-        Negotiated::VhostUser(Rings { max_transfer: transfer_max, entries: layout.ring_size(), window: depth.into() });
-    Ok(OpenSessions { url: url.clone(), active, idle: Vec::new(), capacity, transfer_max, negotiated, logins: None })
+    queues.collect()
+}
+
+/// The parameters of the queues. `max_transfer`: the longest transfer of a command, in bytes.
+pub(crate) fn negotiated<D: Device>(queues: &[Queue<D>], max_transfer: u32) -> Negotiated {
+    let entries = queues.first().map_or(0, |queue| queue.layout.ring_size());
+    let window = queues.first().map_or(0, Session::room);
+    Negotiated::VhostUser(Rings { max_transfer, entries, window })
 }

@@ -14,7 +14,8 @@ use lunar_reactor::unix::{Kick, Signal};
 use lunar_reactor::watch::Watch;
 use lunar_reactor::{Reactor, log, shared};
 use lunar_vhost_client::Defect;
-use lunar_vhost_client::lane::{Answer, DiskRequest, Lane};
+use lunar_vhost_client::blk::{DiskAnswer, DiskLane, DiskRequest};
+use lunar_vhost_client::lane::Answer;
 use lunar_vhost_client::layout::Layout;
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::{Cell, RefCell};
@@ -41,7 +42,7 @@ enum Phase {
 
 /// A queue.
 struct Queue {
-    lane: RefCell<Lane>,
+    lane: RefCell<DiskLane>,
     kick: Signal,
     is_kick_due: Cell<bool>,
     /// The tasks that wait for answers, by their slots.
@@ -103,7 +104,7 @@ impl Traffic {
         for number in 0..layout.queues() {
             let kick = event().map_err(ServerError::Memory)?;
             let own = kick.try_clone().and_then(|kick| Signal::new(reactor, kick)).map_err(ServerError::Memory)?;
-            let lane = Lane::new(&memory, &layout, number, piece).ok_or(ServerError::TooMany)?;
+            let lane = DiskLane::new(&memory, &layout, number, piece).ok_or(ServerError::TooMany)?;
             descriptors.kicks.push(kick);
             let waiting = RefCell::new(vec![None; layout.slots().into()]);
             queues.push(Queue { lane: RefCell::new(lane), kick: own, is_kick_due: Cell::new(false), waiting });
@@ -264,7 +265,7 @@ impl Traffic {
     }
 
     /// Carries a request in a slot that is free to its answer; it has begun at `since`.
-    pub async fn carry(&self, queue: u16, slot: u16, request: &DiskRequest, since: Instant) -> Answer {
+    pub async fn carry(&self, queue: u16, slot: u16, request: &DiskRequest, since: Instant) -> DiskAnswer {
         let begin = || self.queues[usize::from(queue)].lane.borrow_mut().begin(slot, request, since);
         if self.has_given_up.get() || !begin() {
             return Answer::Ended(Err(Error::IoError));
@@ -272,7 +273,7 @@ impl Traffic {
         self.answer(queue, slot).await
     }
 
-    async fn answer(&self, queue: u16, slot: u16) -> Answer {
+    async fn answer(&self, queue: u16, slot: u16) -> DiskAnswer {
         let queue = &self.queues[usize::from(queue)];
         poll_fn(|cx| match queue.lane.borrow_mut().take(slot) {
             Some(answer) if !self.has_lost_memory() => Poll::Ready(answer),

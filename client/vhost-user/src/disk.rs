@@ -1,6 +1,7 @@
 //! The features of a disk, and its limits from the configuration space (virtio 1.3, 5.2.4).
 
 use crate::Defect;
+use crate::features::{ACKNOWLEDGEMENTS, VIRTIO, require};
 use lunar_blk::Limits;
 use lunar_blk::limits::SEGMENTS_MAX;
 use lunar_vhost_user::blk::{ConfigSpace, SECTOR, feature as own};
@@ -21,11 +22,7 @@ const PIECE_MIN: usize = 4096;
 /// # Errors
 /// [`Defect::Lacks`].
 pub fn features(offered: u64, flushes: bool) -> Result<u64, Defect> {
-    for (bit, what) in [(feature::VERSION_1, "virtio 1"), (feature::PROTOCOL_FEATURES, "the features of vhost-user")] {
-        if offered & bit == 0 {
-            return Err(Defect::Lacks(what));
-        }
-    }
+    require(offered, &VIRTIO)?;
     let cache = if flushes { own::FLUSH | own::CONFIG_WCE } else { 0 };
     let taken = own::SIZE_MAX | own::SEG_MAX | own::RO | own::BLK_SIZE | own::TOPOLOGY | own::MQ | own::DISCARD;
     let taken = taken | own::WRITE_ZEROES | feature::VERSION_1 | feature::PROTOCOL_FEATURES | cache;
@@ -37,11 +34,7 @@ pub fn features(offered: u64, flushes: bool) -> Result<u64, Defect> {
 /// # Errors
 /// [`Defect::Lacks`].
 pub fn protocol_features(offered: u64) -> Result<u64, Defect> {
-    for (bit, what) in [(protocol::CONFIG, "a configuration space"), (protocol::REPLY_ACK, "acknowledgements")] {
-        if offered & bit == 0 {
-            return Err(Defect::Lacks(what));
-        }
-    }
+    require(offered, &[(protocol::CONFIG, "a configuration space"), ACKNOWLEDGEMENTS])?;
     Ok(offered & (protocol::CONFIG | protocol::REPLY_ACK | protocol::MQ | protocol::BACKEND_REQ))
 }
 

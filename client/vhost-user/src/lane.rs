@@ -9,38 +9,19 @@
 //! meanwhile, because a later write of the same blocks could be overtaken by the abandoned one.
 
 use crate::Defect;
-use crate::layout::{Layout, Place, STRIDE_MAX};
-use crate::ring::{DriverRing, Piece};
-use lunar_blk::{Code, Error};
+use crate::form::{Form, Pieces, SlotMemory};
+use crate::layout::Layout;
+use crate::ring::DriverRing;
 use lunar_core::mem::Region;
 use lunar_core::time::Instant;
-use lunar_vhost_user::blk::{HEADER_LEN, Header, ID_LEN, IDENTITY_LEN, SECTOR, Segment, Status, Type, UNMAP};
 use std::collections::VecDeque;
 use std::time::Duration;
-use zerocopy::IntoBytes;
-
-/// The status before the back-end has written one.
-const NO_STATUS: u8 = 0xff;
-
-/// A request to a disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DiskRequest {
-    /// The command: [`Code::Read`], [`Code::Write`], [`Code::Flush`], [`Code::Discard`], [`Code::WriteZeroes`] or
-    /// [`Code::Identify`].
-    pub code: Code,
-    /// The first byte of the disk.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u64,
-    /// Whether a write of zeroes may deallocate.
-    pub unmap: bool,
-}
 
 /// The answer to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Answer {
+pub enum Answer<End> {
     /// The back-end has answered it.
-    Ended(Result<(), Error>),
+    Ended(End),
     /// The driver has not waited any longer. The slot may be abandoned: see [`Lane::is_free`].
     Expired,
 }
@@ -57,37 +38,38 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Slot {
+struct Slot<End> {
     state: State,
     /// Whether a back-end has had the request.
     was_sent: bool,
     since: Instant,
-    answer: Option<Answer>,
+    answer: Option<Answer<End>>,
 }
 
 /// The requests of one ring.
 #[derive(Debug)]
-pub struct Lane {
+pub struct Lane<F: Form> {
     ring: DriverRing,
     memory: Region,
     layout: Layout,
     queue: u16,
     /// The most bytes of a piece of data.
     piece: usize,
-    slots: Vec<Slot>,
+    slots: Vec<Slot<F::End>>,
     waiting: VecDeque<u16>,
     /// Requests that the back-end has.
     in_progress: u16,
     abandoned: usize,
 }
 
-impl Lane {
+impl<F: Form> Lane<F> {
     /// The requests of a queue in the shared memory, whose data is in pieces of at most `piece` bytes. `None`: the
-    /// memory is too short.
+    /// memory or the room of a slot is too short.
     #[must_use]
     pub fn new(memory: &Region, layout: &Layout, queue: u16, piece: usize) -> Option<Self> {
         let slot = |_| Slot { state: State::Free, was_sent: false, since: Instant::default(), answer: None };
-        let is_fit = queue < layout.queues() && memory.len() >= layout.len() && piece > 0;
+        let has_room = layout.room().control >= F::CONTROL && memory.len() >= layout.len();
+        let is_fit = queue < layout.queues() && has_room && piece > 0;
         is_fit.then_some(Self {
             ring: DriverRing::new(memory, layout, queue)?,
             memory: memory.clone(),
@@ -101,8 +83,10 @@ impl Lane {
         })
     }
 
-    fn place(&self, slot: u16) -> Place {
-        self.layout.place(self.queue, slot)
+    /// The memory of a slot.
+    #[inline]
+    pub(crate) fn slot_memory(&self, slot: u16) -> SlotMemory<'_> {
+        SlotMemory { memory: &self.memory, place: self.layout.place(self.queue, slot) }
     }
 
     /// Whether a slot has no request.
@@ -131,11 +115,11 @@ impl Lane {
 
     /// Begins a request in a free slot, whose memory has the data of a write. Returns whether it has begun: the slot is
     /// free, and has room for the data.
-    pub fn begin(&mut self, slot: u16, request: &DiskRequest, now: Instant) -> bool {
-        let moves = matches!(request.code, Code::Read | Code::Write);
-        let most = self.layout.buffer().min(self.piece.saturating_mul(self.layout.pieces()));
+    pub fn begin(&mut self, slot: u16, request: &F::Request, now: Instant) -> bool {
+        let most = self.layout.buffer().min(self.piece.saturating_mul(self.layout.room().pieces));
         let room = if slot == self.layout.last() { 0 } else { most as u64 };
-        if !self.is_free(slot) || (moves && !(1..=room).contains(&request.len)) || !self.describe(slot, request) {
+        let fits = F::data_len(request).is_none_or(|len| (1..=room).contains(&len));
+        if !self.is_free(slot) || !fits || !self.describe(slot, request) {
             return false;
         }
         let own = &mut self.slots[usize::from(slot)];
@@ -145,52 +129,13 @@ impl Lane {
     }
 
     /// Writes the parts of a request and its descriptors. Returns whether there is such a request.
-    fn describe(&self, slot: u16, request: &DiskRequest) -> bool {
-        let place = self.place(slot);
-        let (kind, is_written) = match request.code {
-            Code::Read => (Type::IN, true),
-            Code::Write => (Type::OUT, false),
-            Code::Flush => (Type::FLUSH, false),
-            Code::Discard => (Type::DISCARD, false),
-            Code::WriteZeroes => (Type::WRITE_ZEROES, false),
-            Code::Identify => (Type::GET_ID, true),
-            _ => return false,
-        };
-        let sector = if matches!(request.code, Code::Read | Code::Write) { request.offset / SECTOR } else { 0 };
-        let header = Header { kind: kind.0.into(), priority: 0.into(), sector: sector.into() };
-        let mut pieces: [Piece; STRIDE_MAX as usize] = [(place.header, HEADER_LEN, false); STRIDE_MAX as usize];
-        let mut count = 1;
-        let mut push = |piece| {
-            pieces[count] = piece;
-            count += 1;
-        };
-        let mut is_there = self.memory.write(place.header, header.as_bytes());
-        match request.code {
-            Code::Read | Code::Write => {
-                // No more than the memory of the slot.
-                let len = request.len as usize;
-                for at in (0..len).step_by(self.piece) {
-                    push((place.data + at, self.piece.min(len - at), is_written));
-                }
-            }
-            Code::Discard | Code::WriteZeroes => {
-                let Ok(sectors) = u32::try_from(request.len / SECTOR) else { return false };
-                let flags = if request.unmap && request.code == Code::WriteZeroes { UNMAP } else { 0 };
-                let sector = (request.offset / SECTOR).into();
-                let segment = Segment { sector, sectors: sectors.into(), flags: flags.into() };
-                is_there &= self.memory.write(place.segment, segment.as_bytes());
-                push((place.segment, size_of::<Segment>(), is_written));
-            }
-            Code::Identify => {
-                // A back-end that returns less must not leave there what another one has written.
-                is_there &= self.memory.write(place.identity, &[0; IDENTITY_LEN]);
-                push((place.identity, IDENTITY_LEN, is_written));
-            }
-            _ => {}
+    fn describe(&self, slot: u16, request: &F::Request) -> bool {
+        let mut pieces = Pieces::new(self.piece);
+        let is_there = F::describe(&self.slot_memory(slot), request, &mut pieces);
+        if is_there {
+            self.ring.describe(slot * self.layout.stride(), pieces.as_slice());
         }
-        push((place.status, 1, true));
-        self.ring.describe(slot * self.layout.stride(), &pieces[..count]);
-        is_there && self.memory.write(place.status, &[NO_STATUS])
+        is_there
     }
 
     /// Sends all requests that wait; returns whether the back-end wants to be notified.
@@ -215,8 +160,8 @@ impl Lane {
         let own = &mut self.slots[usize::from(slot)];
         (own.state, own.was_sent) = (State::Sent, true);
         self.in_progress += 1;
-        // A status that a back-end before this one has written is not that of this one.
-        let _ = self.memory.write(self.place(slot).status, &[NO_STATUS]);
+        // An answer that a back-end before this one has written is not that of this one.
+        F::clear_answer(&self.slot_memory(slot));
         self.ring.offer(slot * self.layout.stride());
     }
 
@@ -239,7 +184,6 @@ impl Lane {
         let mut count = 0;
         while let Some(head) = self.ring.returned(self.in_progress)? {
             let (slot, descriptor) = (head / self.layout.stride(), head % self.layout.stride());
-            let place = self.place(slot);
             let own = self.slots.get_mut(usize::from(slot)).filter(|_| descriptor == 0).ok_or(Defect::Ring)?;
             let was_awaited = match own.state {
                 State::Sent => true,
@@ -249,13 +193,8 @@ impl Lane {
             own.state = State::Free;
             self.in_progress -= 1;
             if was_awaited {
-                let mut status = [NO_STATUS];
-                let is_there = self.memory.read(place.status, &mut status);
-                own.answer = Some(Answer::Ended(match Status(status[0]) {
-                    Status::OK if is_there => Ok(()),
-                    Status::UNSUPP => Err(Error::Unsupported),
-                    _ => Err(Error::IoError),
-                }));
+                let place = self.layout.place(self.queue, slot);
+                own.answer = Some(Answer::Ended(F::end(&SlotMemory { memory: &self.memory, place })));
                 ended(slot);
             } else {
                 self.abandoned -= 1;
@@ -266,16 +205,8 @@ impl Lane {
     }
 
     /// The answer to the request of a slot, once.
-    pub fn take(&mut self, slot: u16) -> Option<Answer> {
+    pub fn take(&mut self, slot: u16) -> Option<Answer<F::End>> {
         self.slots.get_mut(usize::from(slot))?.answer.take()
-    }
-
-    /// The UUID of the volume, which the back-end has written for the request of a slot; `None`: it does not tell it.
-    #[must_use]
-    pub fn uuid(&self, slot: u16) -> Option<[u8; 16]> {
-        let mut bytes = [0; 16];
-        let is_there = self.memory.read(self.place(slot).identity + ID_LEN, &mut bytes);
-        (is_there && bytes != [0; 16]).then_some(bytes)
     }
 
     /// The connection was lost: what was sent and not answered waits again, before what came later.

@@ -1,11 +1,10 @@
 use super::*;
-use crate::message::{self, BASE};
-use lunar_vhost_user::blk::{BlockRequest, Parsed, parse};
+use crate::blk::{DiskLane, DiskRequest};
+use crate::layout::STRIDE_MAX;
+use crate::testing::BackEnd;
+use lunar_blk::{Code, Error};
+use lunar_vhost_user::blk::{BlockRequest, HEADER_LEN, Parsed, Status, parse};
 use lunar_vhost_user::bytes;
-use lunar_vhost_user::ring::Chain;
-use lunar_vhost_user::session::{self, Request, RingIndex};
-use lunar_vhost_user::virtio::VirtioDevice;
-use lunar_vhost_user::wire::{Code as Message, feature};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -13,64 +12,26 @@ const SLOTS: u16 = 6;
 const BUFFER: usize = 16384;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The device of this repository, as the back-end of one lane.
-struct BackEnd {
-    device: VirtioDevice,
-    memory: Region,
-    taken: Vec<Chain>,
-}
-
 impl BackEnd {
-    /// Starts the ring by the messages that a front-end sends.
-    fn new(memory: &Region, layout: &Layout) -> Self {
-        let mut device = VirtioDevice::new(0, 1);
-        let features = feature::VERSION_1 | feature::PROTOCOL_FEATURES;
-        device.set_features(features).expect("no ring is started");
-        let Ok(Request::SetMemTable(table)) = session::parse(Message::SET_MEM_TABLE, &message::memory(memory.len()))
-        else {
-            panic!("it is a table")
-        };
-        device.set_memory(table.into_iter().map(|region| (region, memory.clone())).collect()).expect("one region");
-        let Ok(Request::SetVringAddr(ring, address)) =
-            session::parse(Message::SET_VRING_ADDR, &message::address(0, layout.ring(0)))
-        else {
-            panic!("it is an address")
-        };
-        assert!(address.used.get() > BASE);
-        device.set_size(ring, layout.ring_size()).expect("it exists");
-        device.set_address(ring, address).expect("it exists");
-        device.set_base(ring, 0).expect("it exists");
-        device.start(ring).expect("its parts are in memory");
-        device.enable(ring, true).expect("it exists");
-        Self { device, memory: memory.clone(), taken: Vec::new() }
-    }
-
     /// Takes all that is available; returns the requests.
     fn take(&mut self) -> Vec<BlockRequest> {
-        let mut requests = Vec::new();
-        while let Some(chain) = self.device.take(RingIndex::from(0)).expect("a good driver") {
-            match parse(&self.device.memory, &chain).expect("a good driver") {
-                Parsed::Block(request) => requests.push(request),
-                Parsed::Refused(status) => panic!("{status:?}"),
-            }
-            self.taken.push(chain);
-        }
-        requests
+        self.take_with(|memory, chain| match parse(memory, chain).expect("a good driver") {
+            Parsed::Block(request) => request,
+            Parsed::Refused(status) => panic!("{status:?}"),
+        })
     }
 
     /// Answers one of the requests that were taken.
     fn answer(&mut self, at: usize, status: Status) {
-        let chain = self.taken.remove(at);
-        let written = chain.writable_len - 1;
-        assert!(bytes::write(&self.device.memory, &chain.writable, written, &[status.0]));
-        self.device.put_back(RingIndex::from(0), (chain.id, chain.entries), chain.writable_len as u32);
+        let written = self.taken[at].writable_len - 1;
+        self.put_back(at, written, &[status.0]);
     }
 }
 
-fn lane() -> (Lane, Layout, BackEnd) {
+fn lane() -> (DiskLane, Layout, BackEnd) {
     let layout = Layout::new(1, SLOTS, BUFFER).expect("a small one");
     let memory = Region::zeroed(layout.len());
-    let lane = Lane::new(&memory, &layout, 0, 4096).expect("it fits");
+    let lane = DiskLane::new(&memory, &layout, 0, 4096).expect("it fits");
     let back_end = BackEnd::new(&memory, &layout);
     (lane, layout, back_end)
 }
@@ -79,7 +40,7 @@ fn request(code: Code, offset: u64, len: u64) -> DiskRequest {
     DiskRequest { code, offset, len, unmap: false }
 }
 
-fn collected(lane: &mut Lane) -> Vec<u16> {
+fn collected(lane: &mut DiskLane) -> Vec<u16> {
     let mut slots = Vec::new();
     lane.collect(|slot| slots.push(slot)).expect("a good back-end");
     slots
