@@ -35,8 +35,8 @@ const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
 static MAPPED: [(AtomicUsize, AtomicUsize); REGIONS_MAX] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; REGIONS_MAX];
 
-/// Which regions were replaced by private memory: a bit for each place. All other users look for theirs after each loss,
-/// so few words have to be read.
+/// Which regions were replaced by private memory: a bit for each place. All users look for theirs after each loss, so
+/// few words have to be read.
 static LOST: [AtomicU64; REGIONS_MAX / 64] = [const { AtomicU64::new(0) }; REGIONS_MAX / 64];
 static LOSSES: AtomicUsize = AtomicUsize::new(0);
 

@@ -303,7 +303,7 @@ impl<S: SocketService> CoreSockets<S> {
                             }
                             let is_right = self.converse(socket, client).await;
                             if !is_right {
-                                log!(error, "{section} {name}: its client was disconnected by a defect of Lunar");
+                                log!(error, "{section} {name}: its client is disconnected: report this panic");
                             }
                             reactor.sleep(if is_right { rest } else { ACCEPT_REST }).await;
                         }

@@ -13,7 +13,8 @@ struct SlowClient(Stream, Rc<End>);
 
 impl SocketClient for SlowClient {
     async fn serve(&self) -> bool {
-        self.0.receive(&mut [0], &mut Vec::new()).await.is_ok()
+        let _ = self.0.receive(&mut [0], &mut Vec::new()).await;
+        true
     }
 
     async fn finish(&self) {

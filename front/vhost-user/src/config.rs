@@ -11,8 +11,8 @@ pub const TABLE_MAX: usize = 8;
 pub const SLOTS_MAX: u64 = 509;
 /// Rings of a device: the messages have eight bits for their number.
 pub const RINGS_MAX: usize = 256;
-/// Bytes of the memory of a guest: more than the largest virtual machines have. A dirty log covers as much. How much of
-/// it can be mapped depends on the other virtual machines: see `lunar_reactor::shared::quota`.
+/// Bytes of the memory of a guest: more than the largest virtual machines have. A dirty log covers as much. The quota
+/// of the front-end limits how much of it is mapped.
 pub const MEMORY_MAX: u64 = 8 << 40;
 /// Entries of a ring (virtio 1.3, 2.7 and 2.8).
 pub const RING_SIZE_MAX: u16 = 32768;
@@ -28,8 +28,8 @@ pub const BURST_BYTES: u64 = 1 << 20;
 pub const BURST_DESCRIPTORS: usize = CHAIN_MAX;
 /// Bytes of the memory in which requests in progress are recorded: 256 packed rings of 8,192 entries.
 pub const INFLIGHT_MAX: u64 = 64 << 20;
-/// Requests of a ring that a process before this one has not answered: a device has fewer in progress, and rings of QEMU
-/// have fewer entries.
+/// Requests of a ring that a process before this one has not answered: a device has fewer in progress, and rings of
+/// QEMU have fewer entries.
 pub const LEFT_MAX: usize = 4096;
 /// Bytes of a dirty log: one bit for each page of 8 TiB.
 pub const LOG_MAX: u64 = 256 << 20;

@@ -1,8 +1,8 @@
-//! What one peer may have mapped: it leaves room for the others.
+//! The memory that one peer may have mapped: it leaves room for the others.
 //!
 //! The kernel limits the mappings of a process and its address space. Up to a floor, each peer may map whatever the
-//! others do. What it maps beyond the floor comes from a part that all peers have in common, and of which it leaves as
-//! much as it takes: one alone gets half of that part, and the next one half of the rest.
+//! others do. All beyond the floor comes from a part that the peers have in common, and of which each leaves as much as
+//! it takes: one alone gets half of that part, and the next one half of the rest.
 
 use std::fmt;
 use std::io;
@@ -19,22 +19,22 @@ pub(super) struct Amount {
 /// Peers that may have the whole floor at the same time: a server has fewer virtual machines with much memory, and the
 /// others need far less.
 const PEERS: usize = 128;
-/// What each peer may have. A virtual machine with some DIMMs has a dozen regions. Its front-end has all of its memory
-/// mapped twice while it replaces a table, and once for each of its disks: each disk is a peer of its own.
+/// The memory that each peer may have. A virtual machine with some DIMMs has a dozen regions. Its front-end has all of
+/// its memory mapped twice while it replaces a table, and once for each of its disks: each disk is a peer of its own.
 const FLOOR: Amount = Amount { regions: 64, bytes: 512 << 30 };
-/// What peers share beyond the floor. A client of huge pages has some thousand regions, and the largest virtual machines
-/// have 8 TiB, which may be mapped twice.
+/// The memory that peers share beyond the floor. A client of huge pages has some thousand regions, and the largest
+/// virtual machines have 8 TiB, which may be mapped twice.
 const COMMON: Amount = Amount { regions: 16384, bytes: 32 << 40 };
 /// Most of it that one peer gets.
 #[cfg(test)]
 const ALONE: Amount = Amount { regions: COMMON.regions / 2, bytes: COMMON.bytes / 2 };
-/// What all peers may have.
+/// The memory that all peers may have.
 pub(super) const ALL: Amount =
     Amount { regions: PEERS * FLOOR.regions + COMMON.regions, bytes: PEERS * FLOOR.bytes + COMMON.bytes };
 
 const _: () = assert!(ALL.bytes <= 96 << 40, "the address space has 128 TiB, and Lunar needs some for itself");
 
-/// What peers have beyond the floor.
+/// The memory that peers have beyond the floor.
 static BEYOND: Mutex<Amount> = Mutex::new(Amount { regions: 0, bytes: 0 });
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -43,7 +43,7 @@ pub struct Client {
     core: Rc<Core>,
     stream: Stream,
     device: Rc<Device>,
-    /// What it has mapped.
+    /// The memory that it has mapped.
     quota: Quota,
     handshake: RefCell<Handshake>,
 }

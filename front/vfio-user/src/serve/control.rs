@@ -29,7 +29,7 @@ impl Device {
                 if wanted == device.configuration.in_force() || device.over.has_come() {
                     break;
                 }
-                // Whoever waits for the end of this task must not wait forever.
+                // Others wait for the end of this task.
                 if contained(device.apply(wanted)).await.is_none() {
                     device.failed.come();
                 }

@@ -66,7 +66,7 @@ pub struct Client {
     path: PathBuf,
     stream: Stream,
     device: Rc<Device>,
-    /// What it has mapped.
+    /// The memory that it has mapped.
     quota: Quota,
     listed: Listed,
     /// Whether the front-end has sent anything.
