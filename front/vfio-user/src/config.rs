@@ -20,8 +20,5 @@ pub const LISTS_MAX: usize = 4;
 pub const SEGMENTS_MAX: usize = 512;
 /// Commands that are taken from the queues of a device before other devices have their turn.
 pub const BURST: usize = 64;
-/// Bytes of these commands that are carried out as soon as they are taken: this number takes a core some hundred
-/// microseconds, as a part of a long command does.
-pub const BURST_BYTES: u64 = 1 << 20;
 /// Bytes of a migration record. Deferred completions are the most of it.
 pub const RECORD_MAX: usize = 4 << 20;

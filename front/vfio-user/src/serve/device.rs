@@ -5,7 +5,7 @@ use super::core::Core;
 use super::interrupts::Interrupts;
 use super::job::{DataPath, Half, Job, end};
 use super::state::{Configuration, Delayed, Motion, Service};
-use crate::config::{BURST, BURST_BYTES, QUEUES};
+use crate::config::{BURST, QUEUES};
 use crate::pci::ConfigurationSpace;
 use crate::pointer::resolve;
 use crate::registers::{Effect, Fetched, NvmeRegisters};
@@ -190,7 +190,7 @@ impl Device {
 
     /// Takes commands out of the queues. Returns whether there were any.
     fn fetch(&self) -> bool {
-        let (mut has_fetched, mut bytes) = (false, 0_u64);
+        let mut has_fetched = false;
         // Only messages of the client change these two, and none is handled meanwhile.
         if !self.is_running() || self.over.has_come() {
             return false;
@@ -206,60 +206,42 @@ impl Device {
             }
             let Some(fetched) = self.with(NvmeRegisters::fetch) else { return has_fetched };
             has_fetched = true;
-            bytes = bytes.saturating_add(self.start(fetched));
-            if bytes >= BURST_BYTES {
-                break;
-            }
+            self.start(fetched);
         }
         // There may be more. Other devices have their turn first.
         self.wake();
         has_fetched
     }
 
-    /// Starts commands; returns the bytes of one that was carried out at once.
-    fn start(&self, fetched: Fetched) -> u64 {
+    fn start(&self, fetched: Fetched) {
         let Fetched { queue: id, first, second } = fetched;
         if id == 0
             && let Some(planned) = self.subsystem().plan_queue_change(&self.admin, &first)
         {
-            match planned {
+            return match planned {
                 Ok(change) => self.change_queues(&first, change),
                 Err(status) => self.complete(0, first.cid.get(), status, 0),
-            }
-            return 0;
+            };
         }
         let queue = match id {
             0 => Some(self.admin.clone()),
             _ => self.queues.borrow().get(usize::from(id)).cloned().flatten(),
         };
-        let Some(queue) = queue else { return 0 };
+        let Some(queue) = queue else { return };
         if let Some(second) = second {
-            self.start_fused(queue, [&first, &second]);
-            return 0;
+            return self.start_fused(queue, [&first, &second]);
         }
-        self.start_one(queue, first)
-    }
-
-    #[inline]
-    fn start_one(&self, queue: Rc<Queue>, sqe: Sqe) -> u64 {
-        let (id, cid) = (queue.id, sqe.cid.get());
-        let (command, ranges) = match self.resolve(&queue, sqe) {
+        let cid = first.cid.get();
+        let (command, ranges) = match self.resolve(&queue, first) {
             Ok(resolved) => resolved,
-            Err(status) => {
-                self.complete(id, cid, queue.failed(&sqe, status), 0);
-                return 0;
-            }
+            Err(status) => return self.complete(id, cid, queue.failed(&first, status), 0),
         };
-        let bytes = u64::from(command.sent.max(command.room));
         let mut reply = Reply::default();
         let lent = Lent::default();
         let path = DataPath::new(self, &ranges, None, &lent);
         let now = || self.subsystem().execute_now(&queue, &command, &path, self.arena(), &mut reply);
         match contain(now) {
-            Some(true) => {
-                end(&path, &queue, &command.sqe, reply);
-                return bytes;
-            }
+            Some(true) => end(&path, &queue, &command.sqe, reply),
             Some(false) => {
                 let half = enter(&queue, command, ranges);
                 self.seat(queue, half, None);
@@ -269,7 +251,6 @@ impl Device {
                 self.complete(id, cid, queue.failed(&command.sqe, Status::INTERNAL_ERROR), 0);
             }
         }
-        0
     }
 
     /// Gives a command its slot.
@@ -494,72 +475,5 @@ impl Watch for Device {
 
     fn prepare_sleep(&self) -> bool {
         !self.is_looked_at() || self.schedule.prepare_sleep(self)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use lunar_core::time::Instant;
-    use lunar_nvme::command::Sgl;
-    use lunar_nvme::controller::property;
-    use lunar_nvme::fuzzing::{BLOCK, Rig, entry, tenant};
-    use lunar_reactor::{Choice, Config, Reactor};
-    use zerocopy::IntoBytes;
-
-    const MEMORY_LEN: usize = 4 << 20;
-    const COMPLETIONS: usize = 0x3000;
-    const COMMANDS: usize = 0x4000;
-    const DATA: u64 = 1 << 20;
-
-    /// A device with twenty reads of so many blocks in its I/O queue, and its memory.
-    fn with_reads(reactor: &Reactor, rig: &Rig, blocks: u32) -> (Rc<Device>, Region) {
-        let admin = rig.subsystem.open_controller(&tenant(), Instant(0)).expect("there is room");
-        admin.controller.set_property(property::CC, false, 0x46_0001).expect("it is enabled");
-        let device = Device::new(&Core::new(reactor, &rig.subsystem), "test", admin);
-        let memory = Region::zeroed(MEMORY_LEN);
-        device.with(|registers| {
-            registers.memory.map(0, MEMORY_LEN as u64, Some(memory.clone())).expect("free");
-            registers.write(0x24, &0x0007_0007_u32.to_le_bytes());
-            registers.write(0x28, &0x1000_u64.to_le_bytes());
-            registers.write(0x30, &0x2000_u64.to_le_bytes());
-            registers.enable().expect("valid admin queues");
-            let (id, entries, address, vector) = (1, 64, COMPLETIONS as u64, None);
-            registers.change_queues(QueueChange::CreateCompletion { id, entries, address, vector }).expect("memory");
-        });
-        let (id, entries, address, completion_queue) = (1, 64, COMMANDS as u64, 1);
-        let change = QueueChange::CreateSubmission { id, entries, address, completion_queue };
-        device.create_queue(id, entries, change).expect("memory");
-        for at in 0..20 {
-            let mut sqe = entry(0x02, 1, &[0, 0, blocks - 1]);
-            let length = (blocks * BLOCK).into();
-            (sqe.flags, sqe.sgl) = (0x40, Sgl { address: DATA.into(), length, reserved: [0; 3], kind: 0 });
-            assert!(memory.write(COMMANDS + at * 64, sqe.as_bytes()));
-        }
-        // The doorbell of the submission queue.
-        device.write(0x1008, &20_u32.to_le_bytes());
-        (device, memory)
-    }
-
-    /// Completions, by their phase tags.
-    fn completed(memory: &Region) -> usize {
-        let mut bytes = [0; 64 * 16];
-        assert!(memory.read(COMPLETIONS, &mut bytes));
-        bytes.chunks(16).filter(|entry| entry[14] & 1 != 0).count()
-    }
-
-    #[test]
-    fn other_devices_have_their_turn_after_a_number_of_bytes() {
-        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
-        let rig = Rig::default();
-        for (blocks, counts) in [(1, [20, 20, 20]), (256, [8, 16, 20])] {
-            let (device, memory) = with_reads(&reactor, &rig, blocks);
-            let found = [0; 3].map(|_| {
-                device.look();
-                completed(&memory)
-            });
-            assert_eq!(found, counts, "{blocks}");
-            device.over.come();
-        }
     }
 }
