@@ -46,7 +46,10 @@ impl BackEnd {
 
     /// QEMU's storage daemon, with a file in memory.
     fn storage_daemon(folder: &Path) -> Result<Self> {
-        let (socket, disk) = (folder.join("qsd.sock"), Path::new("/dev/shm").join("lunar-conform-qsd.img"));
+        let (socket, disk) = (
+            folder.join("qsd.sock"),
+            Path::new("/dev/shm").join(format!("lunar-conform-qsd-{}.img", std::process::id())),
+        );
         std::fs::File::create(&disk).and_then(|file| file.set_len(SIZE << 20)).context("a file in memory")?;
         let _ = std::fs::remove_file(&socket);
         let mut command = process::bound("qemu-storage-daemon");
