@@ -66,21 +66,8 @@ pub enum EngineError {
     NoFolder(PathBuf),
     /// The file system of this path does not answer.
     NoAnswer(PathBuf),
-    /// The store at this path is not certainly the one with which the volume of this name was served.
-    AnotherStore(PathBuf, String),
-    /// The file that a volume serves is not at its path any more.
-    MovedStore {
-        /// The finding.
-        words: String,
-        /// The way out.
-        remedy: String,
-    },
-    /// Another store is at this path than the one that the volume of this name serves.
-    ReplacedStore(PathBuf, String),
-    /// The store at this path went away while the volume of this name was served with a write cache.
-    MayHaveLostWrites(PathBuf, String),
-    /// The store of the volume of this name is served, and the record that an operator accepted it was not written.
-    AcceptanceNotKept(String, Fault),
+    /// Which store a volume has is not certain, or not recorded.
+    Identity(IdentityError),
 }
 
 impl fmt::Display for EngineError {
@@ -111,11 +98,7 @@ impl fmt::Display for EngineError {
                 path.display(),
                 path.display()
             ),
-            Self::AnotherStore(..)
-            | Self::MovedStore { .. }
-            | Self::ReplacedStore(..)
-            | Self::AcceptanceNotKept(..)
-            | Self::MayHaveLostWrites(..) => self.of_identity(f),
+            Self::Identity(why) => why.fmt(f),
             Self::NotConfigured => f.write_str("it is not in the configuration"),
             Self::VolumeShrinks(bytes) => write!(
                 f,
@@ -141,39 +124,6 @@ impl fmt::Display for EngineError {
 }
 
 impl EngineError {
-    /// The message of an error about which store it is.
-    fn of_identity(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AnotherStore(path, volume) => write!(
-                f,
-                "{} is not certainly the store with which volume {volume} was served last: restore that store, or run \
-                 `lunar volume accept {volume}`",
-                path.display()
-            ),
-            Self::MovedStore { words, remedy } => write!(f, "{words}; {remedy}"),
-            Self::ReplacedStore(path, volume) => write!(
-                f,
-                "another store is at {} than the one that volume {volume} serves: put that one back. To serve the \
-                 other one, delete the volume and create it again: to its clients it is another disk",
-                path.display()
-            ),
-            Self::AcceptanceNotKept(volume, why) => write!(
-                f,
-                "volume {volume} is served, but the state folder has no record that its store was accepted ({}): \
-                 repair the state folder; after a restart of Lunar run `lunar volume accept {volume}` again",
-                os_error(*why)
-            ),
-            Self::MayHaveLostWrites(path, volume) => write!(
-                f,
-                "{} went away while volume {volume} was served with a write cache: `lunar volume accept {volume}` \
-                 serves it again",
-                path.display()
-            ),
-            // All others are written elsewhere.
-            _ => Ok(()),
-        }
-    }
-
     /// An error of a front.
     #[must_use]
     pub fn front(why: impl std::error::Error + Send + Sync + 'static) -> Self {
@@ -191,6 +141,64 @@ impl EngineError {
 }
 
 impl std::error::Error for EngineError {}
+
+impl From<IdentityError> for EngineError {
+    fn from(why: IdentityError) -> Self {
+        Self::Identity(why)
+    }
+}
+
+/// Why a volume is not served with the store that is at its place, or not recorded with it.
+#[derive(Debug)]
+pub enum IdentityError {
+    /// The store at this path is not certainly the one with which the volume of this name was served.
+    Another(PathBuf, String),
+    /// The file that a volume serves is not at its path any more.
+    Moved {
+        /// The finding.
+        words: String,
+        /// The way out.
+        remedy: String,
+    },
+    /// Another store is at this path than the one that the volume of this name serves.
+    Replaced(PathBuf, String),
+    /// The store at this path went away while the volume of this name was served with a write cache.
+    MayHaveLostWrites(PathBuf, String),
+    /// The store of the volume of this name is served, and the record that an operator accepted it was not written.
+    AcceptanceNotKept(String, Fault),
+}
+
+impl fmt::Display for IdentityError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Another(path, volume) => write!(
+                f,
+                "{} is not certainly the store with which volume {volume} was served last: restore that store, or run \
+                 `lunar volume accept {volume}`",
+                path.display()
+            ),
+            Self::Moved { words, remedy } => write!(f, "{words}; {remedy}"),
+            Self::Replaced(path, volume) => write!(
+                f,
+                "another store is at {} than the one that volume {volume} serves: put that one back. To serve the \
+                 other one, delete the volume and create it again: to its clients it is another disk",
+                path.display()
+            ),
+            Self::MayHaveLostWrites(path, volume) => write!(
+                f,
+                "{} went away while volume {volume} was served with a write cache: `lunar volume accept {volume}` \
+                 serves it again",
+                path.display()
+            ),
+            Self::AcceptanceNotKept(volume, why) => write!(
+                f,
+                "volume {volume} is served, but the state folder has no record that its store was accepted ({}): \
+                 repair the state folder; after a restart of Lunar run `lunar volume accept {volume}` again",
+                os_error(*why)
+            ),
+        }
+    }
+}
 
 /// Why Lunar cannot listen at an address, in words that say what to do; `choose` says how another one is chosen.
 fn listen_error(f: &mut fmt::Formatter<'_>, address: SocketAddr, why: &io::Error, choose: &str) -> fmt::Result {

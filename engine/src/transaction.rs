@@ -6,7 +6,7 @@ use crate::answering::{answers, ask_all};
 use crate::backend::{Condition, Fingerprint, OpenedStore, StoreTrouble};
 use crate::core_set::core::Opening;
 use crate::engine::{Engine, PORT_PATIENCE};
-use crate::error::EngineError;
+use crate::error::{EngineError, IdentityError};
 use crate::front::{Prepared, PrivateMap};
 use crate::namespaces::{self, UnitsByName};
 use crate::new_files::NewFiles;
@@ -212,23 +212,23 @@ fn is_another(store: Option<&Arc<dyn OpenedStore>>, known: Option<&Fingerprint>)
     known.is_some() && store.and_then(|store| store.fingerprint()).as_ref() != known
 }
 
-/// The fingerprint of the store of a unit whose volume is changed and stays at its place: the clients of the unit must
-/// not go on with other blocks.
-///
-/// # Errors
-/// If the file of the volume was moved or deleted: another one would be opened or made.
-fn store_in_place(own: &PlacedVolume, model: &common_sections::Volume) -> Result<Option<Fingerprint>, EngineError> {
-    let Some(store) = own.volume.opened().store().filter(|_| stays_at(own, model)) else { return Ok(None) };
+/// Refuses to open the store of a unit again whose file was moved or deleted: another file would be opened or made.
+fn check_place(own: &PlacedVolume, model: &common_sections::Volume) -> Result<(), IdentityError> {
     let is_elsewhere = |found: &StoreTrouble| matches!(found.condition, Condition::Moved | Condition::Deleted);
-    match store.examine().into_iter().find(is_elsewhere) {
-        Some(StoreTrouble { words, remedy, .. }) => Err(EngineError::MovedStore { words, remedy }),
-        None => Ok(store.fingerprint()),
+    match store_that_stays(own, model).and_then(|store| store.examine().into_iter().find(is_elsewhere)) {
+        Some(StoreTrouble { words, remedy, .. }) => Err(IdentityError::Moved { words, remedy }),
+        None => Ok(()),
     }
 }
 
 /// Whether a volume is at the place that this section says.
 fn stays_at(placed: &PlacedVolume, model: &common_sections::Volume) -> bool {
     model.place().is_some() && placed.place.as_deref() == model.place()
+}
+
+/// The store of a volume that is served and stays at its place.
+fn store_that_stays<'a>(placed: &'a PlacedVolume, model: &common_sections::Volume) -> Option<&'a Arc<dyn OpenedStore>> {
+    placed.volume.opened().store().filter(|_| stays_at(placed, model))
 }
 
 impl Engine {
@@ -327,19 +327,23 @@ impl Engine {
             known: None,
             is_return: self.lacks.contains_key(name),
         };
-        let served = own.as_ref().filter(|_| is_same && !context.is_return);
-        let served = served.map_or(Ok(None), |own| store_in_place(own, model))?;
+        if let Some(own) = own.as_ref().filter(|_| is_same && !context.is_return) {
+            check_place(own, model)?;
+        }
         let remembered = self.check_same_store(name, model, &context)?;
-        let known = remembered.clone().or_else(|| self.store_that_stays(name, before?, model));
+        let stays = || store_that_stays(before?, model)?.fingerprint();
+        let is_accepted = self.accepting.as_deref() == Some(name);
+        let known = remembered.clone().or_else(|| stays().filter(|_| !is_accepted));
         let context = VolumeContext { known: known.as_ref(), ..context };
         let shown = context.origin.name("volume", name);
         let volume = Volume::configured(&shown, model, &context).map_err(EngineError::Volume)?;
         let (store, path) = (volume.opened().store(), model.place().map(Path::to_owned).unwrap_or_default());
-        if is_another(store, remembered.as_ref().filter(|_| context.is_return)) {
-            return Err(EngineError::AnotherStore(path, name.to_owned()));
+        // The clients of a unit must not go on with other blocks.
+        if context.is_return && is_another(store, remembered.as_ref()) {
+            return Err(IdentityError::Another(path, name.to_owned()).into());
         }
-        if is_another(store, served.as_ref()) {
-            return Err(EngineError::ReplacedStore(path, name.to_owned()));
+        if is_same && !context.is_return && is_another(store, known.as_ref()) {
+            return Err(IdentityError::Replaced(path, name.to_owned()).into());
         }
         if let Some(own) = own.as_ref().filter(|own| is_same && has_cache(&own.volume) && !has_cache(&volume)) {
             self.flush(own.unit)?;
@@ -362,18 +366,6 @@ impl Engine {
             return Err(why.about(about.as_deref()));
         }
         Ok(Step::Volume { ticket, placed: Arc::new(placed) })
-    }
-
-    /// The fingerprint of the store of a volume that is served and stays at its place: a change takes no other store,
-    /// unless an operator has accepted it.
-    fn store_that_stays(
-        &self,
-        name: &str,
-        before: &PlacedVolume,
-        model: &common_sections::Volume,
-    ) -> Option<Fingerprint> {
-        let stays = stays_at(before, model) && self.accepting.as_deref() != Some(name);
-        before.volume.opened().store().filter(|_| stays)?.fingerprint()
     }
 
     /// Flushes a unit before it loses its write cache: later its clients flush nothing any more.

@@ -10,7 +10,7 @@ use crate::answering::{answers, ask_all};
 use crate::backend::{self, Backend, Fingerprint};
 use crate::core_set::core::Opening;
 use crate::engine::Engine;
-use crate::error::EngineError;
+use crate::error::{EngineError, IdentityError};
 use crate::placed::PlacedVolume;
 use crate::transaction::{Step, Transaction};
 use crate::volume::remembered::RememberedStore;
@@ -176,7 +176,7 @@ impl Engine {
             return Ok(None);
         };
         if remembered.may_have_lost_writes || lack.is_some_and(|lack| lack.may_have_lost_writes) {
-            return Err(EngineError::MayHaveLostWrites(path.to_owned(), name.to_owned()));
+            return Err(IdentityError::MayHaveLostWrites(path.to_owned(), name.to_owned()).into());
         }
         let found = backend.fingerprint(path, model.read_only);
         let known = remembered.fingerprint;
@@ -186,7 +186,7 @@ impl Engine {
             None => known.as_ref().zip(found).is_some_and(|(known, found)| known.mark != found.mark),
         };
         match is_refused {
-            true => Err(EngineError::AnotherStore(path.to_owned(), name.to_owned())),
+            true => Err(IdentityError::Another(path.to_owned(), name.to_owned()).into()),
             false => Ok(known),
         }
     }
@@ -367,7 +367,7 @@ impl Engine {
         let kept = served.and_then(|()| {
             // A restart serves the store, too: the operator is answered when the record is on the medium.
             let saving = self.volumes.get(name).and_then(|placed| self.remember_store(placed));
-            saving.map_or(Ok(()), block_on).map_err(|why| EngineError::AcceptanceNotKept(name.to_owned(), why))
+            saving.map_or(Ok(()), block_on).map_err(|why| IdentityError::AcceptanceNotKept(name.to_owned(), why).into())
         });
         kept.map_err(|why| StoreNotAccepted::Refused(TargetError::new(why)))
     }

@@ -79,8 +79,11 @@ pub trait SocketClient: 'static {
     fn serve(&self) -> impl Future<Output = bool>;
 
     /// Ends the device of a client that is served no longer, also after a panic: nothing of it is in progress
-    /// afterwards, and its memory is not mapped.
+    /// afterwards.
     fn finish(&self) -> impl Future<Output = ()>;
+
+    /// Whether all its memory is unmapped, after [`SocketClient::finish`].
+    fn has_unmapped(&self) -> bool;
 
     /// Ends the connection: no further message is answered.
     fn end(&self);
@@ -379,6 +382,10 @@ impl<S: SocketService> CoreSockets<S> {
         let has_finished = contained(client.finish()).await.is_some();
         // The next client may repeat what is in progress.
         while !has_finished && !client.is_quiet() {
+            self.reactor.sleep(DRAIN_LOOK).await;
+        }
+        // The next client has a quota of mapped memory of its own.
+        while !client.has_unmapped() && !self.service.is_draining() {
             self.reactor.sleep(DRAIN_LOOK).await;
         }
         stats.connections.sub(1);

@@ -97,11 +97,10 @@ impl SocketClient for Client {
 
     async fn finish(&self) {
         self.device.end((!self.is_ended.get()).then_some(FINISH_TIME)).await;
-        // The next front-end has a quota of its own.
-        let mut pauses = Backoff::for_stores();
-        while !self.quota.is_settled() && !self.core.is_draining() {
-            self.core.reactor.sleep(pauses.next(false)).await;
-        }
+    }
+
+    fn has_unmapped(&self) -> bool {
+        self.quota.is_settled()
     }
 
     /// No further message is answered, and no further request is taken from the rings.
