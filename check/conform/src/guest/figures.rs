@@ -32,7 +32,12 @@ const COMPARISONS: [Comparison; 6] = [
         prepare: nothing,
     },
     Comparison { script: "figures-nvme", packages: sysroot::ensure_with_peers, modules: &[], prepare: drive },
-    Comparison { script: "figures-ublk", packages: sysroot::ensure_with_peers, modules: &["null_blk"], prepare: peer },
+    Comparison {
+        script: "figures-ublk",
+        packages: sysroot::ensure_with_peers,
+        modules: &["null_blk", "brd"],
+        prepare: peer,
+    },
     Comparison {
         script: "figures-zvol",
         packages: sysroot::ensure_with_zfs,
