@@ -4,6 +4,7 @@ use crate::ethernet::network::Network;
 use crate::ethernet::station::{self as ethernet, FRAME_MIN, Payload, Station};
 use crate::icrc::{self, Checker};
 use crate::limits::BURST;
+use crate::runs::{Planned, Runs};
 use crate::socket::OpenedCarrier;
 use crate::wire::{DATAGRAM_MAX, PORT};
 use lunar_core::io::Completion;
@@ -51,6 +52,7 @@ struct Socket {
     checker: RefCell<Checker>,
     /// Datagrams that wait to be sent. The task that sends swaps it with an empty one.
     queue: RefCell<Box<SendBatch>>,
+    runs: RefCell<Runs>,
 }
 
 struct Frames {
@@ -79,8 +81,8 @@ impl Carrier {
         let handle = reactor.attach(endpoint)?;
         let status = reactor.driver().status(&handle)?;
         let Address::Ip(local) = status.local else { return Err(io::ErrorKind::Unsupported.into()) };
-        let (checker, queue) = (RefCell::default(), RefCell::new(SendBatch::new()));
-        Ok((local, status.mtu, Kind::Socket(Socket { handle, checker, queue })))
+        let (checker, queue, runs) = (RefCell::default(), RefCell::new(SendBatch::new()), RefCell::default());
+        Ok((local, status.mtu, Kind::Socket(Socket { handle, checker, queue, runs })))
     }
 
     fn attach_link(
@@ -119,12 +121,21 @@ impl Carrier {
         }
     }
 
-    /// Sends a datagram to a peer.
-    pub(crate) fn send(&self, peer: IpAddr, data: Wrapped) {
+    /// The place of the next packet in its run.
+    pub(crate) fn place(&self, next: &Planned) -> u16 {
+        match &self.kind {
+            Kind::Socket(socket) => socket.runs.borrow_mut().place(next),
+            // A frame has one packet.
+            Kind::Frames(_) => 0,
+        }
+    }
+
+    /// Sends a datagram, at this place of its run, to a peer.
+    pub(crate) fn send(&self, peer: IpAddr, (data, place): (Wrapped, u16)) {
         match &self.kind {
             Kind::Socket(socket) => {
                 let peer = Address::Ip(SocketAddr::new(peer, PORT));
-                socket.queue.borrow_mut().push(Datagram { peer, ..data.into() });
+                socket.queue.borrow_mut().push(Datagram { peer, joins: place > 0, ..data.into() });
                 self.sender.take().into_iter().for_each(Waker::wake);
             }
             Kind::Frames(frames) => {
@@ -235,11 +246,15 @@ impl Carrier {
         let is_queued = || self.until(|| !socket.queue.borrow().is_empty());
         while self.closed.unless(is_queued()).await.is_some() {
             std::mem::swap(&mut *socket.queue.borrow_mut(), &mut batch);
+            socket.runs.borrow_mut().end();
             // There is room for others while these are being sent.
             wake();
             let (result, back) = self.reactor.send_batch(&socket.handle, batch, &mut completion).await;
             // Datagrams that could not be sent are lost, as on the network.
             batch = if result.is_ok() { back } else { SendBatch::new() };
+            if batch.take_refusal() {
+                socket.runs.borrow_mut().turn_off();
+            }
         }
     }
 

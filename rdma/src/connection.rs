@@ -141,7 +141,7 @@ impl Connection {
     pub fn poll(&mut self, now: Instant) -> Option<Outgoing> {
         if let Some((psn, extension)) = self.last_answer() {
             let (opcode, payload) = (Opcode::ACKNOWLEDGE, Sg::default());
-            return Some(Outgoing { opcode, psn, wants_acknowledge: false, extension, payload });
+            return Some(Outgoing { opcode, psn, wants_acknowledge: false, extension, payload, is_new: false });
         }
         if self.has_failed { None } else { self.requester.poll(now) }
     }

@@ -3,6 +3,7 @@
 use crate::ethernet::station::{self, FRAME_MIN};
 use crate::events::{Outgoing, Payload};
 use crate::icrc;
+use crate::runs::Planned;
 use crate::wire::{BASE_LEN, HEADERS_MAX, PORT, TRAILER_MAX, padding};
 use lunar_core::mem::{Sg, Slice};
 use lunar_reactor::endpoint::{Edges, HEAD_MAX, TAIL_MAX, Wrapped};
@@ -13,22 +14,29 @@ use std::net::SocketAddr;
 const _: () = assert!(station::HEADERS_MAX + HEADERS_MAX <= HEAD_MAX && TRAILER_MAX <= TAIL_MAX);
 const _: () = assert!(FRAME_MIN - (42 + BASE_LEN) <= TAIL_MAX);
 
-/// The datagram of a packet that is sent from this address. `copy` makes a copy of a message of the connection manager;
-/// `None`: it has no memory. Nothing else is copied.
-pub fn datagram(from: SocketAddr, outgoing: Outgoing, copy: impl FnOnce(&[u8]) -> Option<Slice>) -> Option<Wrapped> {
-    let Outgoing { peer, head, payload } = outgoing;
+/// The datagram of a packet that is sent from this address, and its place in its run, which `place` chooses. `copy`
+/// makes a copy of a message of the connection manager; `None`: it has no memory. Nothing else is copied.
+pub fn datagram(
+    from: SocketAddr,
+    outgoing: Outgoing,
+    place: impl FnOnce(&Planned) -> u16,
+    copy: impl FnOnce(&[u8]) -> Option<Slice>,
+) -> Option<(Wrapped, u16)> {
+    let Outgoing { peer, head, payload, is_new } = outgoing;
     let data = match payload {
         Payload::Message(message) => copy(&message[..]).map(Sg::from)?,
         Payload::Memory(payload) => payload,
     };
     let (head, pad) = (head.bytes(data.len()), &[0; 3][..padding(data.len())]);
     let parts = data.pieces().iter().map(|piece| &piece[..]).chain(std::iter::once(pad));
-    let check = icrc::of_parts(from, SocketAddr::new(peer, PORT), &head, parts);
+    let len = head.len() + data.len() + pad.len() + icrc::LEN;
+    let place = place(&Planned { peer, len, pieces: data.pieces().len(), is_new });
+    let check = icrc::of_parts(from, SocketAddr::new(peer, PORT), place, &head, parts);
     let mut edges = Edges::default();
     edges.prepend(&head);
     edges.append(pad);
     edges.append(&check.to_le_bytes());
-    Some(Wrapped { edges, data })
+    Some((Wrapped { edges, data }, place))
 }
 
 #[cfg(test)]
@@ -50,19 +58,26 @@ mod tests {
         for len in [0, 1, 2, 3, 4, 4096] {
             let payload = arena.copy(&vec![5; len]).map(Sg::from).expect("room");
             let head = head(Extension::Remote(Remote { address: 1, key: 2 }, len as u32));
-            let outgoing = Outgoing { peer: to.ip(), head, payload: Payload::Memory(payload) };
-            let built = datagram(from, outgoing, |_| panic!("nothing is copied")).expect("nothing is copied");
+            let outgoing = Outgoing { peer: to.ip(), head, payload: Payload::Memory(payload), is_new: true };
+            let mut planned = None;
+            let place = |next: &Planned| {
+                planned = Some(next.len);
+                3
+            };
+            let built = datagram(from, outgoing, place, |_| panic!("nothing is copied"));
+            let (built, place) = built.expect("nothing is copied");
+            assert_eq!((planned, place), (Some(built.len()), 3));
             assert!(built.data.pieces().len() <= 1 && built.len().is_multiple_of(4), "{len} bytes");
             let bytes = built.to_vec();
             let packet = Checker::default().check(from, to, &bytes).and_then(Packet::parse).expect("right");
             assert_eq!((packet.payload, packet.extension), (&vec![5; len][..], head.extension));
         }
         let message = Box::new([3; mad::LEN]);
-        let outgoing =
-            || Outgoing { peer: to.ip(), head: head(Extension::None), payload: Payload::Message(message.clone()) };
-        let built = datagram(from, outgoing(), |bytes| arena.copy(bytes)).expect("room").to_vec();
+        let payload = || Payload::Message(message.clone());
+        let outgoing = || Outgoing { peer: to.ip(), head: head(Extension::None), payload: payload(), is_new: false };
+        let built = datagram(from, outgoing(), |_| 0, |bytes| arena.copy(bytes)).expect("room").0.to_vec();
         let packet = Checker::default().check(from, to, &built).and_then(Packet::parse).expect("right");
         assert_eq!(packet.payload, &message[..]);
-        assert!(datagram(from, outgoing(), |_| None).is_none());
+        assert!(datagram(from, outgoing(), |_| 0, |_| None).is_none());
     }
 }

@@ -87,6 +87,8 @@ pub struct Outgoing {
     pub head: Head,
     /// Its payload.
     pub payload: Payload,
+    /// Whether a packet of a connection is sent for the first time, and is sent again if it is lost.
+    pub is_new: bool,
 }
 
 /// A payload.

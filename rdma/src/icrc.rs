@@ -24,9 +24,11 @@ const OPERATORS_MAX: usize = 1100;
 /// The polynomial of CRC-32, reflected.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// Identification, flags and fragment offset of IPv4 in packets that are sent here: the identification is 0, and
-/// fragments are forbidden.
-const SENT: [u8; 4] = [0, 0, 0x40, 0];
+/// Identification, flags and fragment offset of IPv4 in packets that are sent here: fragments are forbidden.
+fn sent(identification: u16) -> [u8; 4] {
+    let [high, low] = identification.to_be_bytes();
+    [high, low, 0x40, 0]
+}
 
 /// Bytes of the longest headers of a packet, with those before them.
 const COVERED_MAX: usize = 8 + 40 + UDP_LEN + HEADERS_MAX;
@@ -89,7 +91,8 @@ impl Covered {
     }
 }
 
-/// The check of a packet that is sent: its headers, and its other bytes in these parts.
+/// The check of a packet that is sent, if it is over IPv4 with this identification: its headers, and its other bytes in
+/// these parts.
 ///
 /// # Panics
 /// When the headers are longer than those that are sent here.
@@ -97,11 +100,12 @@ impl Covered {
 pub fn of_parts<'a>(
     from: SocketAddr,
     to: SocketAddr,
+    identification: u16,
     head: &[u8],
     parts: impl Iterator<Item = &'a [u8]> + Clone,
 ) -> u32 {
     let len = head.len() + parts.clone().map(<[u8]>::len).sum::<usize>() + LEN;
-    let mut hasher = Covered::new(from, to, len, SENT).with(head);
+    let mut hasher = Covered::new(from, to, len, sent(identification)).with(head);
     parts.for_each(|part| hasher.update(part));
     hasher.finalize()
 }
@@ -237,7 +241,7 @@ mod tests {
         let ((from, to), bytes) = (golden.addresses(), golden.bytes());
         let (packet, check) = bytes.split_last_chunk::<LEN>().expect("long enough");
         let (head, rest) = packet.split_at(12);
-        let built = of_parts(from, to, head, rest.chunks(5));
+        let built = of_parts(from, to, 0, head, rest.chunks(5));
         assert_eq!(built.to_le_bytes(), *check);
         // A ConnectX-4 adapter has sent this, with ECN bits and an identification of IPv4: an answer to congestion.
         let packet =
@@ -251,15 +255,15 @@ mod tests {
         let payload = [7; 40];
         let (from, to): (SocketAddr, SocketAddr) = (([10, 0, 0, 1], 5).into(), ([10, 0, 0, 2], 4791).into());
         let datagram = right(&payload);
-        assert_eq!(check_whole((from, to), SENT, &datagram), Some(&datagram[..datagram.len() - LEN]));
+        assert_eq!(check_whole((from, to), sent(7), &datagram), Some(&datagram[..datagram.len() - LEN]));
         for bit in 0..32 {
-            let fragmentation = (u32::from_be_bytes(SENT) ^ 1 << bit).to_be_bytes();
+            let fragmentation = (u32::from_be_bytes(sent(7)) ^ 1 << bit).to_be_bytes();
             assert_eq!(check_whole((from, to), fragmentation, &datagram), None, "bit {bit} of the header of IPv4");
         }
         for bit in (0..datagram.len() * 8).filter(|bit| bit / 8 != 4) {
             let mut damaged = datagram.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(check_whole((from, to), SENT, &damaged), None, "bit {bit}");
+            assert_eq!(check_whole((from, to), sent(7), &damaged), None, "bit {bit}");
         }
     }
 
@@ -267,7 +271,7 @@ mod tests {
     fn right(payload: &[u8]) -> Vec<u8> {
         let (from, to) = (([10, 0, 0, 1], 5).into(), ([10, 0, 0, 2], 4791).into());
         let head = [4; PACKET_MIN];
-        let check = of_parts(from, to, &head, std::iter::once(payload)).to_le_bytes();
+        let check = of_parts(from, to, 7, &head, std::iter::once(payload)).to_le_bytes();
         [&head[..], payload, &check].concat()
     }
 
@@ -290,7 +294,7 @@ mod tests {
             let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
             let (from, to) = (address("[2001:db8::1]:4791"), address("[2001:db8::2]:4791"));
             let head = [4; 12];
-            let check = of_parts(from, to, &head, std::iter::once(&payload[..])).to_le_bytes();
+            let check = of_parts(from, to, 0, &head, std::iter::once(&payload[..])).to_le_bytes();
             let mut datagram = [&head[..], &payload, &check].concat();
             prop_assert!(Checker::default().check(from, to, &datagram).is_some());
             let at = datagram.len() - LEN + bit / 8;

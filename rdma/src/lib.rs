@@ -39,6 +39,7 @@ pub mod provider;
 mod pulls;
 pub mod requester;
 pub mod responder;
+pub mod runs;
 pub mod socket;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

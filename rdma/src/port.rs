@@ -15,6 +15,7 @@ use crate::live;
 use crate::mad;
 use crate::provider::Provider;
 pub use crate::provider::Upper;
+use crate::runs::Planned;
 use crate::socket::{NoSocket, Opened, OpenedCarrier, OtherSettings, ServiceInUse};
 use crate::work::Work;
 use lunar_core::mem::Chunks;
@@ -376,8 +377,10 @@ impl Shared {
 
     fn queue_packet(&self, outgoing: Outgoing) {
         let (peer, arena) = (outgoing.peer, self.reactor.arena());
-        if let Some(data) = datagram(self.carrier.local(), outgoing, |bytes| self.chunks.copy(arena, &[bytes])) {
-            self.carrier.send(peer, data);
+        let (place, copy) =
+            (|next: &Planned| self.carrier.place(next), |bytes: &[u8]| self.chunks.copy(arena, &[bytes]));
+        if let Some(packet) = datagram(self.carrier.local(), outgoing, place, copy) {
+            self.carrier.send(peer, packet);
         }
     }
 

@@ -111,6 +111,8 @@ pub struct Outgoing {
     pub extension: Extension,
     /// Its payload.
     pub payload: Sg,
+    /// Whether it is sent for the first time.
+    pub is_new: bool,
 }
 
 /// A READ that is complete.
@@ -297,6 +299,7 @@ impl Requester {
         let number = psn.since(queued.first);
         let offset = number as usize * self.mtu;
         let (is_first, is_last) = (number == 0, number + 1 == queued.packets);
+        let is_new = psn == self.sent;
         // The acknowledgement of what follows a write, its response as a rule, is that of the write, too.
         let is_followed = matches!(queued.work, Work::Write(..)) && self.at + 1 < self.queue.len();
         let wants_acknowledge = is_last && !is_followed || psn.plus(1).get().is_multiple_of(ACKNOWLEDGE_EVERY);
@@ -314,6 +317,7 @@ impl Requester {
                 wants_acknowledge,
                 extension,
                 payload: data.part(offset..data.len().min(offset + self.mtu)),
+                is_new,
             }
         };
         let (outgoing, packets, is_over) = match &queued.work {
@@ -323,12 +327,12 @@ impl Requester {
                 let extension = Extension::Remote(read.from.plus(offset), (read.into.len() - offset) as u32);
                 let opcode = Opcode::READ_REQUEST;
                 let payload = Sg::default();
-                (Outgoing { opcode, psn, wants_acknowledge: true, extension, payload }, queued.packets - number, true)
+                let outgoing = Outgoing { opcode, psn, wants_acknowledge: true, extension, payload, is_new };
+                (outgoing, queued.packets - number, true)
             }
         };
         self.next = psn.plus(packets);
         self.at += usize::from(is_over);
-        let is_new = psn == self.sent;
         if is_new && self.timed.is_none() && outgoing.wants_acknowledge {
             self.timed = Some((psn, now));
         }

@@ -56,7 +56,7 @@ pub fn open(address: &PortAddress) -> io::Result<Opened> {
     let ip = address.at.ip();
     let carrier = match &address.place {
         Place::Socket => {
-            let config = UdpConfig { without_checksum: true, ..UdpConfig::new(SocketAddr::new(ip, PORT)) };
+            let config = UdpConfig { accepts_no_checksum: true, ..UdpConfig::new(SocketAddr::new(ip, PORT)) };
             DatagramSocket::udp(&config).map(|socket| OpenedCarrier::Socket(Endpoint::Datagram(socket)))
         }
         // The network of a virtual machine is not that of this one.

@@ -28,7 +28,7 @@ pub fn packet(opcode: Opcode, psn: Psn, wants_acknowledge: bool, extension: Exte
 /// The bytes of a packet of a connection.
 #[must_use]
 pub fn sent(outgoing: &Outgoing) -> Vec<u8> {
-    let Outgoing { opcode, psn, wants_acknowledge, extension, payload } = outgoing;
+    let Outgoing { opcode, psn, wants_acknowledge, extension, payload, .. } = outgoing;
     packet(*opcode, *psn, *wants_acknowledge, *extension, &payload.to_vec())
 }
 

@@ -228,7 +228,8 @@ async fn a_datagram_brings_the_addresses_of_both_ends(ground: Ground) {
 }
 
 async fn datagrams_over_ipv6_arrive_as_well(ground: Ground) {
-    let config = |address: &str| UdpConfig { without_checksum: true, ..UdpConfig::new(address.parse().expect("one")) };
+    let config =
+        |address: &str| UdpConfig { accepts_no_checksum: true, ..UdpConfig::new(address.parse().expect("one")) };
     let Ok(first) = ground.udp_endpoint(&config("[::1]:0")) else {
         return eprintln!("skipped: this host has no IPv6");
     };
@@ -400,20 +401,28 @@ async fn segments_are_datagrams_of_their_own(ground: Ground) {
     let config = |address: &str| UdpConfig { coalesces: true, ..UdpConfig::new(address.parse().expect("an address")) };
     let (client, server) = (ground.udp("127.0.0.1:0"), ground.udp_with(&config("127.0.0.2:0")));
     let peer = ground.status(&server).local;
-    let datagram = Datagram { segment: 1000, ..to(peer, ground.data(9, 10_500)) };
-    match ground.send(&client, vec![datagram]).await {
-        Ok(1) => {}
-        other => return eprintln!("skipped: this kernel does not cut datagrams: {other:?}"),
+    let whole = ground.data(9, 10_500);
+    let part = |at: usize| to(peer.clone(), whole.part(at..whole.len().min(at + 1000)));
+    let joined = (0..11).map(|number| Datagram { joins: number > 0, ..part(number * 1000) });
+    // The datagrams of a message are sent, or dropped, together.
+    let too_long = [false, true].map(|joins| Datagram { joins, ..to(peer.clone(), ground.data(0, 40_000)) });
+    let alone = to(peer.clone(), ground.data(1, 500));
+    let all = joined.chain(too_long).chain([alone]).collect();
+    let sent = ground.send(&client, all).await;
+    let counters = ground.status(&client).counters;
+    if sent == Ok(1) {
+        return eprintln!("skipped: this kernel does not divide messages");
     }
+    assert_eq!((sent, counters.sent, counters.send_drops), (Ok(12), 12, 2));
     let mut bytes = Vec::new();
-    while bytes.len() < 10_500 {
+    while bytes.len() < 11_000 {
         for datagram in ground.receive(&server, 65_536, 8).await {
             let len = datagram.data.len();
             assert!(datagram.segment == 1000 && len > 1000 || datagram.segment == 0 && len <= 1000, "{datagram:?}");
             bytes.extend(datagram.data.to_vec());
         }
     }
-    assert_eq!(bytes, pattern(9, 10_500));
+    assert_eq!(bytes, [pattern(9, 10_500), pattern(1, 500)].concat());
 }
 
 async fn an_address_in_use_is_an_error(ground: Ground) {

@@ -103,7 +103,7 @@ impl Adapter {
     /// Queues a packet with its check.
     fn put(&mut self, packet: &[u8]) {
         let (head, rest) = packet.split_at(12);
-        let check = icrc::of_parts(self.local, target(), head, std::iter::once(rest));
+        let check = icrc::of_parts(self.local, target(), 0, head, std::iter::once(rest));
         self.out.push_back([packet, &check.to_le_bytes()].concat());
     }
 

@@ -1,7 +1,7 @@
 //! RDMA (RoCEv2) over a UDP socket of this process: the socket, and the connections to a target that share it.
 //!
 //! The check of a packet covers the header of IPv4. A socket that is not connected and does not fragment sends the
-//! identification 0, so the check can be computed here. For that reason the socket is not connected, and datagrams of
+//! identification 0, and counts up from it in a run, so the check can be computed here. For that reason the socket is not connected, and datagrams of
 //! others are dropped here.
 
 use crate::connection::ConnectionLost;
@@ -16,7 +16,8 @@ use lunar_rdma::engine::{ConnectionId, Ended};
 use lunar_rdma::icrc::Checker;
 use lunar_rdma::mad::{REJECT_PRIVATE, REPLY_PRIVATE, Reason};
 use lunar_rdma::requester::{Failed, Message};
-use lunar_rdma::wire::{DATAGRAM_MAX, PORT};
+use lunar_rdma::runs::{Planned, Runs};
+use lunar_rdma::wire::PORT;
 use lunar_rdma_client::client::{Client, Connect, Event};
 use lunar_rdma_client::keys::Keys;
 use lunar_reactor::endpoint::datagram::{DatagramSocket, DirectSocket, UdpConfig};
@@ -36,6 +37,8 @@ use std::time::{Duration, Instant};
 const IP_HEADERS: (usize, usize) = (28, 48);
 /// Memory for received datagrams, for headers and for short commands.
 const ARENA_BYTES: usize = 32 << 20;
+/// The room for a run of packets that arrives as one datagram.
+const RUN_MAX: usize = 64 << 10;
 /// The time between two checks for packets that must be sent again.
 const TICK: Duration = Duration::from_millis(10);
 /// The time without an answer after which the target is asked whether it has a socket.
@@ -80,6 +83,7 @@ pub(crate) struct Port {
     chunks: Chunks,
     receives: Option<Box<ReceiveBatch>>,
     sends: Box<SendBatch>,
+    runs: Runs,
     clock: Instant,
     next_tick: Instant,
     /// When the target was asked last whether it has a socket.
@@ -142,7 +146,8 @@ fn socket(own: IpAddr, target: SocketAddr) -> Result<DirectSocket> {
         "{own} is an address of this machine, whose UDP port {PORT} the target has: give an own address with --source, \
          as 127.0.0.2 for a target at 127.0.0.1"
     );
-    let config = UdpConfig { without_checksum: true, ..UdpConfig::new(SocketAddr::new(own, PORT)) };
+    let address = SocketAddr::new(own, PORT);
+    let config = UdpConfig { accepts_no_checksum: true, coalesces: true, ..UdpConfig::new(address) };
     let socket = DatagramSocket::udp(&config).with_context(|| {
         format!(
             "UDP port {PORT} of {own} cannot be used for RDMA: an RDMA device of the kernel (rdma_rxe) uses it on all \
@@ -175,8 +180,9 @@ impl Port {
             checker: Checker::default(),
             arena: Arena::new(ARENA_BYTES + bytes),
             chunks: Chunks::default(),
-            receives: Some(ReceiveBatch::new(DATAGRAM_MAX, BATCH_MAX)),
+            receives: Some(ReceiveBatch::new(RUN_MAX, BATCH_MAX)),
             sends: SendBatch::new(),
+            runs: Runs::default(),
             clock,
             next_tick: clock,
             asked: clock,
@@ -319,24 +325,33 @@ impl Port {
             if from.ip() != self.target.ip() {
                 continue;
             }
-            let Some(packet) = self.checker.check(from, self.local, bytes) else { continue };
-            let Some((id, message)) = self.client.receive(packet, now) else { continue };
-            let Some(inbox) = self.inboxes.get_mut(&id) else { continue };
-            match rdma::response(&message) {
-                Ok(response) if inbox.outstanding > 0 => {
-                    inbox.outstanding -= 1;
-                    inbox.responses.push_back(response);
-                }
-                Ok(_) => inbox.ended = Some("the target sends responses without commands".to_owned()),
-                Err(why) => inbox.ended = Some(why.to_string()),
-            }
-            Self::tell(inbox);
+            let each = match usize::from(datagram.segment) {
+                0 => bytes.len().max(1),
+                segment => segment,
+            };
+            bytes.chunks(each).for_each(|bytes| self.take(from, bytes, now));
         }
         self.receives = Some(batch);
         received.map_err(ConnectionLost)?;
         self.tick();
         self.follow_events();
         Ok(())
+    }
+
+    /// Takes a datagram of the target.
+    fn take(&mut self, from: SocketAddr, bytes: &[u8], now: time::Instant) {
+        let Some(packet) = self.checker.check(from, self.local, bytes) else { return };
+        let Some((id, message)) = self.client.receive(packet, now) else { return };
+        let Some(inbox) = self.inboxes.get_mut(&id) else { return };
+        match rdma::response(&message) {
+            Ok(response) if inbox.outstanding > 0 => {
+                inbox.outstanding -= 1;
+                inbox.responses.push_back(response);
+            }
+            Ok(_) => inbox.ended = Some("the target sends responses without commands".to_owned()),
+            Err(why) => inbox.ended = Some(why.to_string()),
+        }
+        Self::tell(inbox);
     }
 
     fn tell(inbox: &Inbox) {
@@ -401,17 +416,25 @@ impl Port {
             let now = self.now();
             while self.sends.len() < BATCH_MAX {
                 let Some(outgoing) = self.client.poll_send(now) else { break };
-                let data = datagram(self.local, outgoing, |bytes| self.chunks.copy(&self.arena, &[bytes]));
+                if self.sends.is_empty() {
+                    self.runs.end();
+                }
+                let (place, copy) =
+                    (|next: &Planned| self.runs.place(next), |bytes: &[u8]| self.chunks.copy(&self.arena, &[bytes]));
+                let packet = datagram(self.local, outgoing, place, copy);
                 // Without memory a packet is lost, as on the network.
                 let peer = Address::Ip(self.target);
-                if let Some(data) = data {
-                    self.sends.push(Datagram { peer, ..data.into() });
+                if let Some((data, place)) = packet {
+                    self.sends.push(Datagram { peer, joins: place > 0, ..data.into() });
                 }
             }
             if self.sends.is_empty() {
                 break;
             }
             self.socket.send(&mut self.sends).map_err(ConnectionLost)?;
+            if self.sends.take_refusal() {
+                self.runs.turn_off();
+            }
             if !self.sends.is_empty() {
                 break;
             }

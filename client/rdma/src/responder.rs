@@ -30,6 +30,8 @@ struct Reading {
     sent: u32,
     data: Sg,
     sequence: u32,
+    /// Whether the responses are sent for the first time.
+    is_new: bool,
 }
 
 /// The half that answers.
@@ -197,7 +199,7 @@ impl Responder {
     fn reading(&self, first: Psn, data: Sg) -> Reading {
         // A request has fewer than 4 GiB, and packets have 256 bytes at least.
         let packets = data.len().div_ceil(self.mtu).max(1) as u32;
-        Reading { first, packets, sent: 0, data, sequence: self.sequence }
+        Reading { first, packets, sent: 0, data, sequence: self.sequence, is_new: first == self.expected }
     }
 
     /// Answers a request that was executed before.
@@ -248,7 +250,7 @@ impl Responder {
             let (psn, syndrome) = self.answer.take()?;
             let extension = Extension::Acknowledge(syndrome, self.sequence);
             let (opcode, payload) = (Opcode::ACKNOWLEDGE, Sg::default());
-            return Some(Outgoing { opcode, psn, wants_acknowledge: false, extension, payload });
+            return Some(Outgoing { opcode, psn, wants_acknowledge: false, extension, payload, is_new: false });
         };
         let (number, at) = (read.sent, read.sent as usize * self.mtu);
         let opcode = match (number == 0, number + 1 == read.packets) {
@@ -262,7 +264,8 @@ impl Responder {
             _ => Extension::Acknowledge(Syndrome::ACKNOWLEDGED, read.sequence),
         };
         let payload = read.data.part(at..read.data.len().min(at + self.mtu));
-        let outgoing = Outgoing { opcode, psn: read.first.plus(number), wants_acknowledge: false, extension, payload };
+        let psn = read.first.plus(number);
+        let outgoing = Outgoing { opcode, psn, wants_acknowledge: false, extension, payload, is_new: read.is_new };
         read.sent += 1;
         if read.sent == read.packets {
             self.reads.pop_front();

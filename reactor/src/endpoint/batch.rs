@@ -217,9 +217,13 @@ pub struct Datagram {
     pub peer: Address,
     /// UDP: the local address to which it was sent, or from which it is sent; `None`: the kernel chooses.
     pub local: Option<IpAddr>,
-    /// UDP: the length of each of several datagrams of the same peer that are concatenated in `data`, where only the
-    /// last may be shorter; 0: it is one datagram.
+    /// UDP: the length of each of several datagrams of the same peer that were received, and that are concatenated in
+    /// `data`, where only the last may be shorter; 0: it is one datagram.
     pub segment: u16,
+    /// UDP: the datagram is sent in one message with the one before it in its batch, which the kernel or the adapter
+    /// divides (UDP_SEGMENT). The datagrams of a message have the same peer and the same length; the last one may be
+    /// shorter. Over IPv4 they have the identifications 0, 1, 2 and so on.
+    pub joins: bool,
     /// Frames: the outer VLAN tag.
     pub vlan: Option<VlanTag>,
 }
@@ -235,6 +239,12 @@ impl Datagram {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The first of these datagrams, with those that are sent in one message with it.
+    pub(crate) fn message(datagrams: &[Self]) -> &[Self] {
+        let others = datagrams.iter().skip(1).take_while(|datagram| datagram.joins).count();
+        &datagrams[..datagrams.len().min(1 + others)]
     }
 }
 
@@ -392,6 +402,8 @@ pub struct SendBatch {
     /// Datagrams that were sent or dropped.
     over: usize,
     sent: usize,
+    /// Whether a message of several datagrams could not be sent.
+    has_refused: bool,
 }
 
 impl SendBatch {
@@ -440,9 +452,16 @@ impl SendBatch {
         self.sent += count;
     }
 
-    /// For drivers: the first of the remaining datagrams is dropped.
-    pub(crate) fn drop_first(&mut self) {
-        self.over += 1;
+    /// For drivers: the first `count` of the remaining datagrams are dropped: one, or those of a message.
+    pub(crate) fn drop_first(&mut self, count: usize) {
+        self.over += count;
+        self.has_refused |= count > 1;
+    }
+
+    /// Whether a message of several datagrams was dropped since the last call: the kernel may be too old for
+    /// UDP_SEGMENT, or the adapter computes no checksums.
+    pub fn take_refusal(&mut self) -> bool {
+        std::mem::take(&mut self.has_refused)
     }
 
     /// For drivers: ends the operation. Frees the datagrams that were sent or dropped; returns how many were sent.

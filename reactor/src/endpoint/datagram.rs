@@ -15,7 +15,6 @@ use std::path::Path;
 use std::rc::Rc;
 
 // Of linux/udp.h.
-const UDP_NO_CHECK6_TX: libc::c_int = 101;
 const UDP_NO_CHECK6_RX: libc::c_int = 102;
 const UDP_GRO: libc::c_int = 104;
 
@@ -39,16 +38,16 @@ pub struct UdpConfig {
     /// Whether consecutive datagrams of one peer may arrive as one ([`Datagram::segment`], UDP_GRO). Each receive then
     /// needs room for 64 KiB.
     pub coalesces: bool,
-    /// Whether datagrams are sent with checksum 0, and accepted with checksum 0 over IPv6 (RFC 6935): for protocols
-    /// with a checksum of their own, such as RoCEv2.
-    pub without_checksum: bool,
+    /// Whether datagrams without a checksum are accepted over IPv6, too (RFC 6935): for protocols with a checksum of
+    /// their own, such as RoCEv2.
+    pub accepts_no_checksum: bool,
 }
 
 impl UdpConfig {
     /// A socket at `address` with the usual checksums.
     #[must_use]
     pub fn new(address: SocketAddr) -> Self {
-        Self { address, coalesces: false, without_checksum: false }
+        Self { address, coalesces: false, accepts_no_checksum: false }
     }
 }
 
@@ -89,13 +88,8 @@ impl DatagramSocket {
         if config.coalesces {
             set(&fd, libc::SOL_UDP, UDP_GRO, 1)?;
         }
-        match (config.without_checksum, is_v6) {
-            (true, true) => {
-                set(&fd, libc::SOL_UDP, UDP_NO_CHECK6_TX, 1)?;
-                set(&fd, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
-            }
-            (true, false) => set(&fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)?,
-            (false, _) => {}
+        if config.accepts_no_checksum && is_v6 {
+            set(&fd, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
         }
         set_queues(&fd);
         let socket = SockRef::from(&fd);

@@ -128,19 +128,21 @@ impl Messages {
         self.vectors.clear();
     }
 
-    /// Adds the datagram number `at` of the call, for the address that `name` writes; `Err` if it has none that fits.
+    /// Adds the message number `at` of the call, with its datagrams, for the address that `name` writes; `Err` if it
+    /// has none that fits.
     pub(crate) fn add(
         &mut self,
         at: usize,
-        datagram: &Datagram,
+        message: &[Datagram],
         name: impl FnOnce(&mut sockaddr_storage) -> Option<socklen_t>,
     ) -> Result<(), c_int> {
         let name_len = name(&mut self.names[at]).ok_or(libc::EDESTADDRREQ)?;
         let begun = self.vectors.len();
-        self.tags[at] = datagram.vlan.map_or([0; 4], VlanTag::bytes);
-        let tag = datagram.vlan.map(|_| (&raw mut self.tags[at]).cast::<u8>());
-        gather(datagram, tag, &mut self.vectors);
-        let control_len = write_control(&mut self.controls[at], datagram);
+        let vlan = message.first().and_then(|datagram| datagram.vlan);
+        self.tags[at] = vlan.map_or([0; 4], VlanTag::bytes);
+        let tag = vlan.map(|_| (&raw mut self.tags[at]).cast::<u8>());
+        message.iter().for_each(|datagram| gather(datagram, tag, &mut self.vectors));
+        let control_len = write_control(&mut self.controls[at], message);
         let head = &mut self.heads[at].msg_hdr;
         head.msg_name = if name_len > 0 { (&raw mut self.names[at]).cast() } else { std::ptr::null_mut() };
         head.msg_namelen = name_len;
@@ -203,9 +205,12 @@ fn gather(datagram: &Datagram, tag: Option<*mut u8>, vectors: &mut Vec<iovec>) {
     }
 }
 
-/// Writes the control messages that a datagram needs; returns their length.
-fn write_control(control: &mut Control, datagram: &Datagram) -> usize {
-    if datagram.local.is_none() && datagram.segment == 0 {
+/// Writes the control messages that a message with these datagrams needs; returns their length.
+fn write_control(control: &mut Control, message: &[Datagram]) -> usize {
+    let local = message.first().and_then(|datagram| datagram.local);
+    // Longer datagrams than the kernel takes are refused with any length.
+    let segment = message.first().filter(|_| message.len() > 1).map(|first| first.len() as u16);
+    if local.is_none() && segment.is_none() {
         return 0;
     }
     // SAFETY: zeroes are an empty message.
@@ -226,7 +231,7 @@ fn write_control(control: &mut Control, datagram: &Datagram) -> usize {
             used += libc::CMSG_SPACE(data.len() as u32) as usize;
         }
     };
-    match datagram.local {
+    match local {
         Some(IpAddr::V4(local)) => {
             // struct in_pktinfo: the interface (0: any), the source address, the destination address (ignored).
             let mut info = [0; 12];
@@ -241,8 +246,8 @@ fn write_control(control: &mut Control, datagram: &Datagram) -> usize {
         }
         None => {}
     }
-    if datagram.segment > 0 {
-        put(libc::SOL_UDP, UDP_SEGMENT, &datagram.segment.to_ne_bytes());
+    if let Some(segment) = segment {
+        put(libc::SOL_UDP, UDP_SEGMENT, &segment.to_ne_bytes());
     }
     used
 }

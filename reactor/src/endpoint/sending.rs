@@ -26,21 +26,30 @@ pub(super) fn send(
 ) -> Result<(), i32> {
     while !batch.is_empty() {
         messages.begin();
-        let fits = |number: &usize| {
-            let datagram = &batch.left()[*number];
-            messages.add(*number, datagram, |into| sender.address(datagram, into)).is_ok()
+        let mut left = batch.left();
+        let mut fits = |number: &usize| {
+            let message = Datagram::message(left);
+            left = &left[message.len()..];
+            let Some(first) = message.first() else { return false };
+            messages.add(*number, message, |into| sender.address(first, into)).is_ok()
         };
-        let number = (0..batch.len().min(BATCH_MAX)).take_while(fits).count();
+        let number = (0..BATCH_MAX).take_while(|number| fits(number)).count();
         let result = if number == 0 { Err(libc::EDESTADDRREQ) } else { sender.send(messages, number) };
+        let datagrams = |messages| {
+            let left = batch.left();
+            (0..messages).fold(0, |begin, _| begin + Datagram::message(&left[begin..]).len())
+        };
         match result {
             Ok(sent) => {
+                let sent = datagrams(sent);
                 batch.advance(sent);
                 counters.sent += sent as u64;
             }
             Err(errno) if is_of_socket(errno) => return Err(errno),
             Err(_) => {
-                batch.drop_first();
-                counters.send_drops += 1;
+                let dropped = datagrams(1);
+                batch.drop_first(dropped);
+                counters.send_drops += dropped as u64;
             }
         }
     }

@@ -1,0 +1,176 @@
+//! Runs of packets that a socket sends in one message: the kernel, or the adapter, divides it into datagrams
+//! (UDP_SEGMENT), which costs a fraction of as many messages.
+//!
+//! The packets of a run have the same peer and the same length; the last one may be shorter. Over IPv4 the
+//! identifications of its datagrams count up from 0, and the check of a packet covers the identification, so a packet
+//! is made for its place in a run. An adapter that counts in another way would lose all packets but the first one:
+//! packets that are sent again are in no run, and runs end when as many packets are sent again as were in them.
+
+use crate::wire::DATAGRAM_MAX;
+use std::net::IpAddr;
+
+/// Packets of a run: Linux divides a message into 64 datagrams, newer versions into more.
+const PACKETS_MAX: u16 = 64;
+/// Bytes of a run: those of the largest message of UDP over IPv4.
+const BYTES_MAX: usize = 65_507;
+/// Pieces of memory of a run: the kernel takes 1,024 (UIO_MAXIOV), among them the headers and checks of all packets.
+const PIECES_MAX: usize = 1024 - 2 * PACKETS_MAX as usize;
+/// Packets in places behind the first one of their run after which those that were sent again are compared with them.
+const TRIAL: u32 = 1024;
+
+const _: () = assert!(DATAGRAM_MAX <= BYTES_MAX);
+
+/// A packet that is to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned {
+    /// Its receiver.
+    pub peer: IpAddr,
+    /// Bytes of its datagram.
+    pub len: usize,
+    /// Pieces of its payload.
+    pub pieces: usize,
+    /// Whether it is sent for the first time, and is sent again if it is lost.
+    pub is_new: bool,
+}
+
+/// The run that the next packet may continue.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    peer: IpAddr,
+    /// Bytes of each packet.
+    len: usize,
+    packets: u16,
+    bytes: usize,
+    pieces: usize,
+}
+
+/// Combines packets of a socket into runs.
+#[derive(Debug, Default)]
+pub struct Runs {
+    is_off: bool,
+    /// `None`: the next packet begins one.
+    run: Option<Run>,
+    /// Packets behind the first one of their run, and packets that were sent again, since they were compared.
+    joined: u32,
+    repeated: u32,
+}
+
+impl Runs {
+    /// The messages before are on their way: the next packet begins a run.
+    pub fn end(&mut self) {
+        self.run = None;
+    }
+
+    /// Each packet is a run of its own from now on: the socket sends no messages of several.
+    pub fn turn_off(&mut self) {
+        (self.is_off, self.run) = (true, None);
+    }
+
+    /// The place of the next packet in its run: 0 begins one.
+    pub fn place(&mut self, next: &Planned) -> u16 {
+        if self.is_off {
+            return 0;
+        }
+        if !next.is_new {
+            self.repeated = self.repeated.saturating_add(1);
+            self.run = None;
+            return 0;
+        }
+        let fits = |run: &Run| {
+            run.peer == next.peer
+                && next.len <= run.len
+                && run.packets < PACKETS_MAX
+                && run.bytes + next.len <= BYTES_MAX
+                && run.pieces + next.pieces <= PIECES_MAX
+        };
+        let Some(mut run) = self.run.take().filter(fits) else {
+            let Planned { peer, len, pieces, .. } = *next;
+            self.run = Some(Run { peer, len, packets: 1, bytes: len, pieces });
+            return 0;
+        };
+        let place = run.packets;
+        run.packets += 1;
+        run.bytes += next.len;
+        run.pieces += next.pieces;
+        // A shorter packet is the last one.
+        self.run = (next.len == run.len).then_some(run);
+        self.joined += 1;
+        if self.joined >= TRIAL {
+            self.is_off = self.repeated >= self.joined;
+            (self.joined, self.repeated) = (0, 0);
+        }
+        place
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PEERS: [IpAddr; 2] =
+        [IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)];
+
+    fn packet(len: usize) -> Planned {
+        Planned { peer: PEERS[0], len, pieces: 1, is_new: true }
+    }
+
+    #[test]
+    fn a_run_has_packets_of_one_length_and_a_shorter_last_one() {
+        let mut runs = Runs::default();
+        let lengths = [4128, 4112, 4112, 4112, 60, 60, 4112];
+        assert_eq!(lengths.map(|len| runs.place(&packet(len))), [0, 1, 0, 1, 2, 0, 0]);
+        let others = [
+            Planned { peer: PEERS[1], ..packet(4112) },
+            Planned { is_new: false, ..packet(4112) },
+            packet(4112),
+            packet(4112),
+            Planned { pieces: PIECES_MAX, ..packet(4112) },
+        ];
+        assert_eq!(others.map(|next| runs.place(&next)), [0, 0, 0, 1, 0]);
+        runs.place(&packet(1000));
+        runs.end();
+        assert_eq!(runs.place(&packet(1000)), 0, "the message before has left");
+        runs.turn_off();
+        assert_eq!([1000; 3].map(|len| runs.place(&packet(len))), [0; 3]);
+    }
+
+    #[test]
+    fn runs_end_where_their_packets_are_lost() {
+        for (again, is_off) in [(false, false), (true, true)] {
+            let mut runs = Runs::default();
+            for _ in 0..2 * TRIAL {
+                let place = runs.place(&packet(100));
+                if again && place > 0 {
+                    runs.place(&Planned { is_new: false, ..packet(100) });
+                    runs.place(&packet(100));
+                }
+            }
+            assert_eq!(runs.is_off, is_off, "sent again: {again}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_message_is_one_that_the_kernel_divides(
+            packets in prop::collection::vec((0_usize..2, 0_usize..6, 1_usize..100, prop::bool::weighted(0.95)), 1..400),
+        ) {
+            let mut runs = Runs::default();
+            let mut run: Vec<Planned> = Vec::new();
+            for (peer, len, pieces, is_new) in packets {
+                let next = Planned { peer: PEERS[peer], len: [16, 1040, 1056, 4112, 4112, 4128][len], pieces, is_new };
+                let place = runs.place(&next);
+                if place == 0 {
+                    run.clear();
+                }
+                prop_assert_eq!(usize::from(place), run.len());
+                run.push(next);
+                let (last, others) = run.split_last().expect("it has one");
+                prop_assert!(others.iter().all(|other| other.len == run[0].len && other.peer == last.peer));
+                prop_assert!(last.len <= run[0].len && (place == 0 || run.iter().all(|packet| packet.is_new)));
+                prop_assert!(run.len() <= 64 && run.iter().map(|packet| packet.len).sum::<usize>() <= BYTES_MAX);
+                prop_assert!(run.iter().map(|packet| packet.pieces + 2).sum::<usize>() <= 1024);
+            }
+        }
+    }
+}
