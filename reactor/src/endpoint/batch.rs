@@ -570,7 +570,7 @@ mod tests {
             batch.push_frame(arena.copy(&[byte]).expect("room"), None);
         }
         batch.advance(1);
-        batch.drop_first();
+        batch.drop_first(1);
         batch.advance(1);
         assert_eq!((batch.len(), &batch.left()[0].data.to_vec()[..]), (1, &[3][..]));
         assert_eq!((batch.finish(), batch.len()), (2, 1));

@@ -95,7 +95,7 @@ impl Tap {
                 }
                 Err(errno) if is_of_socket(errno) => return Err(errno),
                 Err(_) => {
-                    batch.drop_first();
+                    batch.drop_first(1);
                     counters.send_drops += 1;
                 }
             }

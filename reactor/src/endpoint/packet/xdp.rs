@@ -233,7 +233,7 @@ impl XdpSocket {
 
     fn drop_all(batch: &mut SendBatch, counters: &mut Counters) -> Result<(), i32> {
         while !batch.is_empty() {
-            batch.drop_first();
+            batch.drop_first(1);
             counters.send_drops += 1;
         }
         Ok(())
@@ -249,7 +249,7 @@ impl XdpSocket {
     fn add_frames(&mut self, batch: &mut SendBatch, messages: &mut Messages, counters: &mut Counters) -> bool {
         while let Some(frame) = batch.left().first() {
             if !(HEADER..=self.longest).contains(&frame.len()) {
-                batch.drop_first();
+                batch.drop_first(1);
                 counters.send_drops += 1;
                 continue;
             }
