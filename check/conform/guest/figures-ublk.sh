@@ -15,8 +15,11 @@ for name in lunar loop rublk; do
     truncate -s 128M "/tmp/files/$name.img"
     truncate -s 64M "/tmp/ext4/$name-ext4.img"
 done
-"$LUNAR" serve --driver "$DRIVER" --cores 1 --memory 64 --listen 127.0.0.1:3260 \
-    /tmp/files/lunar.img null:1G /tmp/ext4/lunar-ext4.img --ublk file:0 --ublk nothing:1 --ublk ext4:2 >>"$LOG" 2>&1 &
+"$LUNAR" serve --driver "$DRIVER" --cores 1 --memory 64 --listen 127.0.0.1:3260 /tmp/files/lunar.img null:1G \
+    --ublk file:0 --ublk nothing:1 >>"$LOG" 2>&1 &
+# Without the page cache, as the others.
+"$LUNAR" serve --driver "$DRIVER" --cores 1 --memory 64 --listen 127.0.0.1:3261 --direct /tmp/ext4/lunar-ext4.img \
+    --ublk ext4:0 >>"$LOG" 2>&1 &
 serves() { [ "$(grep -c 'of this machine (ublk)' "$LOG")" = 3 ]; }
 eventually serves || { cat "$LOG"; bad "three disks"; finish; }
 # own NAME: the disk of this name.
