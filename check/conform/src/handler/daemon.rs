@@ -14,6 +14,8 @@ use crate::target::{Driver, Lab, Spec, Target, free_port};
 pub(crate) const TARGET: &str = "iqn.2026-01.io.lunar.conform:handlers";
 /// The same volumes as namespaces.
 pub(crate) const NQN: &str = "nqn.2026-01.io.lunar.conform:handlers";
+/// Memory of a core that is small enough to come near the limits.
+pub(crate) const MEMORY: &str = "32M";
 /// How long a step may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -33,22 +35,22 @@ pub(crate) struct Daemon {
 impl Daemon {
     pub(crate) fn start(lab: &Lab, driver: Driver, volumes: Volumes) -> Result<Self> {
         let place = lab.scratch.display().to_string();
-        Self::start_kind(lab, driver, volumes, &|volume| {
+        Self::start_kind(lab, driver, (volumes, MEMORY), &|volume| {
             format!("kind = \"handler\"\npath = \"{place}/{volume}.sock\"")
         })
     }
 
-    /// Starts a daemon; `kind` returns the first keys of the section of a volume.
+    /// Starts a daemon with so much memory for each core; `kind` returns the first keys of the section of a volume.
     pub(crate) fn start_kind(
         lab: &Lab,
         driver: Driver,
-        volumes: Volumes,
+        (volumes, memory): (Volumes, &str),
         kind: &dyn Fn(&str) -> String,
     ) -> Result<Self> {
         let (folder, portal, port) = (lab.scratch.clone(), free_port()?, free_port()?);
         let place = folder.display();
         let mut text = format!(
-            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{place}/state\"\npatience = \"1s\"\n\
+            "[server]\ncores = 2\nmemory = \"{memory}\"\ndriver = \"{}\"\nstate = \"{place}/state\"\npatience = \"1s\"\n\
              [api]\nsocket = \"{place}/api.sock\"\n",
             driver.name().replace('_', "-")
         );

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::cluster::Cluster;
 use super::{BLOCK, KILLS, LIMIT, figures, made};
 use crate::guest;
-use crate::handler::daemon::{Daemon, NQN, TARGET};
+use crate::handler::daemon::{Daemon, MEMORY, NQN, TARGET};
 use crate::process::{bound, run};
 use crate::session::{Data, GOOD, cdb};
 use crate::target::{Driver, Lab, Subject};
@@ -31,7 +31,8 @@ const RETRY_TIME: Duration = Duration::from_secs(120);
 pub(super) fn compare(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
     let lab = programs(lab, cluster)?;
     cluster.run(&["rbd", "create", "--size", "48M", IMAGE])?;
-    let daemon = start(&lab, driver, cluster)?;
+    // With the memory that Lunar has by default, as many commands are in progress as the load wants.
+    let daemon = start_with(&lab, driver, cluster, ("", "128M"))?;
     figures::compare(&lab, &daemon, cluster)?;
     stop(cluster, daemon)
 }
@@ -107,7 +108,7 @@ fn other_images(lab: &Lab, driver: Driver, cluster: &Cluster, mut running: Optio
     });
     check("a second server stands by, and serves the image when the first one stops", &mut || {
         let mut first = running.take().context("the daemon runs")?;
-        let second = start_with(&lab.in_folder("second")?, driver, cluster, "stand-by = true")?;
+        let second = start_with(&lab.in_folder("second")?, driver, cluster, ("stand-by = true", MEMORY))?;
         until_trouble(&second, "stands by")?;
         ensure!(!is_ready(&second)?, "both servers serve the image");
         first.target.healthy()?;
@@ -164,13 +165,13 @@ fn programs(lab: &Lab, cluster: &Cluster) -> Result<Lab> {
 }
 
 fn start(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<Daemon> {
-    start_with(lab, driver, cluster, "")
+    start_with(lab, driver, cluster, ("", MEMORY))
 }
 
-/// Starts a daemon whose volume has these keys, too.
-fn start_with(lab: &Lab, driver: Driver, cluster: &Cluster, more: &str) -> Result<Daemon> {
+/// Starts a daemon whose volume has these keys, too, and whose cores have so much memory.
+fn start_with(lab: &Lab, driver: Driver, cluster: &Cluster, (more, memory): (&str, &str)) -> Result<Daemon> {
     let configuration = cluster.configuration().display().to_string();
-    Daemon::start_kind(lab, driver, &VOLUMES, &|volume| {
+    Daemon::start_kind(lab, driver, (&VOLUMES, memory), &|volume| {
         format!("kind = \"rbd\"\nimage = \"rbd/{volume}\"\nceph-config = \"{configuration}\"\n{more}")
     })
 }
@@ -186,7 +187,7 @@ fn encrypted(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
     cluster.run(&["rbd", "create", "--size", "64M", IMAGE])?;
     cluster.run(&["rbd", "encryption", "format", IMAGE, "luks2", &bare])?;
     let keys = format!("encryption = \"luks2\"\npassphrase-file = \"{key}\"");
-    let daemon = start_with(&lab.in_folder("encrypted")?, driver, cluster, &keys)?;
+    let daemon = start_with(&lab.in_folder("encrypted")?, driver, cluster, (&keys, MEMORY))?;
     let mut session = daemon.session(LUN)?;
     let (blocks, block) = session.capacity()?;
     // The header takes the first bytes of the image.
