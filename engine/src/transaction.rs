@@ -316,14 +316,12 @@ impl Engine {
         // Another volume may be at this path until now; memory belongs to one volume only.
         let in_place = || self.volumes.get(tx.places.get(model.place()?)?);
         let before = own.as_ref().filter(|_| is_same).or_else(in_place);
-        let is_new = !self.expected.contains(name);
-        let host = self.host();
         let context = VolumeContext {
             backends: self.registry.backends,
-            state: host.state(),
+            state: self.host().state(),
             origin: &self.core_set().shared().origin,
             previous: before.map(|before| &before.volume),
-            creates: is_new,
+            creates: !self.expected.contains(name),
             known: None,
             is_return: self.lacks.contains_key(name),
         };
@@ -337,13 +335,11 @@ impl Engine {
         let context = VolumeContext { known: known.as_ref(), ..context };
         let shown = context.origin.name("volume", name);
         let volume = Volume::configured(&shown, model, &context).map_err(EngineError::Volume)?;
-        let (store, path) = (volume.opened().store(), model.place().map(Path::to_owned).unwrap_or_default());
         // The clients of a unit must not go on with other blocks.
-        if context.is_return && is_another(store, remembered.as_ref()) {
-            return Err(IdentityError::Another(path, name.to_owned()).into());
-        }
-        if is_same && !context.is_return && is_another(store, known.as_ref()) {
-            return Err(IdentityError::Replaced(path, name.to_owned()).into());
+        let expected = if context.is_return { remembered.as_ref() } else { known.as_ref().filter(|_| is_same) };
+        if is_another(volume.opened().store(), expected) {
+            let error = if context.is_return { IdentityError::Another } else { IdentityError::Replaced };
+            return Err(error(model.place().map(Path::to_owned).unwrap_or_default(), name.to_owned()).into());
         }
         if let Some(own) = own.as_ref().filter(|own| is_same && has_cache(&own.volume) && !has_cache(&volume)) {
             self.flush(own.unit)?;

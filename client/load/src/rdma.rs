@@ -1,8 +1,8 @@
 //! RDMA (RoCEv2) over a UDP socket of this process: the socket, and the connections to a target that share it.
 //!
 //! The check of a packet covers the header of IPv4. A socket that is not connected and does not fragment sends the
-//! identification 0, and counts up from it in a run, so the check can be computed here. For that reason the socket is not connected, and datagrams of
-//! others are dropped here.
+//! identification 0, and counts up from it in a run, so the check can be computed here. For that reason the socket is
+//! not connected, and datagrams of others are dropped here.
 
 use crate::connection::ConnectionLost;
 use crate::options::{Options, random};

@@ -50,8 +50,8 @@ impl Daemon {
         let (folder, portal, port) = (lab.scratch.clone(), free_port()?, free_port()?);
         let place = folder.display();
         let mut text = format!(
-            "[server]\ncores = 2\nmemory = \"{memory}\"\ndriver = \"{}\"\nstate = \"{place}/state\"\npatience = \"1s\"\n\
-             [api]\nsocket = \"{place}/api.sock\"\n",
+            "[server]\ncores = 2\nmemory = \"{memory}\"\ndriver = \"{}\"\nstate = \"{place}/state\"\n\
+             patience = \"1s\"\n[api]\nsocket = \"{place}/api.sock\"\n",
             driver.name().replace('_', "-")
         );
         for (volume, keys) in volumes {
