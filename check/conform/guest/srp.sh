@@ -31,6 +31,9 @@ connect() {
 }
 gone() { ! unit 0; }
 log_out() {
+    local each port
+    # An open waits until the kernel has looked for partitions: its reads would fail without the path.
+    for each in /sys/block/sd*; do blockdev --getsize64 "/dev/${each##*/}" >/dev/null 2>&1; done
     for port in /sys/class/srp_remote_ports/port-*; do echo 1 >"$port/delete"; done
     try "log out" eventually gone
 }
