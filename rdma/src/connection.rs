@@ -1,6 +1,6 @@
 //! A reliable connection.
 
-use crate::requester::{Completed, Failed, Outgoing, Requester};
+use crate::requester::{Attempt, Completed, Failed, Outgoing, Requester};
 use crate::responder::{Receives, Responder};
 use crate::wire::{Extension, Kind, Opcode, Packet, Psn};
 use lunar_core::mem::Sg;
@@ -141,7 +141,14 @@ impl Connection {
     pub fn poll(&mut self, now: Instant) -> Option<Outgoing> {
         if let Some((psn, extension)) = self.last_answer() {
             let (opcode, payload) = (Opcode::ACKNOWLEDGE, Sg::default());
-            return Some(Outgoing { opcode, psn, wants_acknowledge: false, extension, payload, is_new: false });
+            return Some(Outgoing {
+                opcode,
+                psn,
+                wants_acknowledge: false,
+                extension,
+                payload,
+                attempt: Attempt::Only,
+            });
         }
         if self.has_failed { None } else { self.requester.poll(now) }
     }

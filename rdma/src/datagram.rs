@@ -22,7 +22,7 @@ pub fn datagram(
     place: impl FnOnce(&Planned) -> u16,
     copy: impl FnOnce(&[u8]) -> Option<Slice>,
 ) -> Option<(Wrapped, u16)> {
-    let Outgoing { peer, head, payload, is_new } = outgoing;
+    let Outgoing { peer, head, payload, attempt } = outgoing;
     let data = match payload {
         Payload::Message(message) => copy(&message[..]).map(Sg::from)?,
         Payload::Memory(payload) => payload,
@@ -30,7 +30,7 @@ pub fn datagram(
     let (head, pad) = (head.bytes(data.len()), &[0; 3][..padding(data.len())]);
     let parts = data.pieces().iter().map(|piece| &piece[..]).chain(std::iter::once(pad));
     let len = head.len() + data.len() + pad.len() + icrc::LEN;
-    let place = place(&Planned { peer, len, pieces: data.pieces().len(), is_new });
+    let place = place(&Planned { peer, len, pieces: data.pieces().len(), attempt });
     let check = icrc::of_parts(from, SocketAddr::new(peer, PORT), place, &head, parts);
     let mut edges = Edges::default();
     edges.prepend(&head);
@@ -44,6 +44,7 @@ mod tests {
     use super::*;
     use crate::icrc::Checker;
     use crate::mad;
+    use crate::requester::Attempt;
     use crate::wire::{Extension, Head, Opcode, Packet, Psn, Remote};
     use lunar_core::mem::Arena;
 
@@ -58,7 +59,7 @@ mod tests {
         for len in [0, 1, 2, 3, 4, 4096] {
             let payload = arena.copy(&vec![5; len]).map(Sg::from).expect("room");
             let head = head(Extension::Remote(Remote { address: 1, key: 2 }, len as u32));
-            let outgoing = Outgoing { peer: to.ip(), head, payload: Payload::Memory(payload), is_new: true };
+            let outgoing = Outgoing { peer: to.ip(), head, payload: Payload::Memory(payload), attempt: Attempt::First };
             let mut planned = None;
             let place = |next: &Planned| {
                 planned = Some(next.len);
@@ -74,7 +75,8 @@ mod tests {
         }
         let message = Box::new([3; mad::LEN]);
         let payload = || Payload::Message(message.clone());
-        let outgoing = || Outgoing { peer: to.ip(), head: head(Extension::None), payload: payload(), is_new: false };
+        let outgoing =
+            || Outgoing { peer: to.ip(), head: head(Extension::None), payload: payload(), attempt: Attempt::Only };
         let built = datagram(from, outgoing(), |_| 0, |bytes| arena.copy(bytes)).expect("room").0.to_vec();
         let packet = Checker::default().check(from, to, &built).and_then(Packet::parse).expect("right");
         assert_eq!(packet.payload, &message[..]);

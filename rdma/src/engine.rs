@@ -11,7 +11,7 @@ use crate::live::Live;
 use crate::mad::{
     self, Body, Message, REJECT_PRIVATE, REPLY_PRIVATE, REQUEST_PRIVATE, Reason, Reject, Rejected, Reply,
 };
-use crate::requester;
+use crate::requester::{self, Attempt};
 use crate::wire::{
     Extension, Head, Kind, MANAGER_Q_KEY, MANAGER_QPN, NUMBER_BITS, Opcode, Packet, Psn, Remote, mtu_bytes, mtu_code,
 };
@@ -731,9 +731,9 @@ impl Engine {
             while count < most
                 && let Some(packet) = connection.poll(now)
             {
-                let requester::Outgoing { opcode, psn, wants_acknowledge, extension, payload, is_new } = packet;
+                let requester::Outgoing { opcode, psn, wants_acknowledge, extension, payload, attempt } = packet;
                 let head = Head { opcode, qpn, psn, wants_acknowledge, extension };
-                each(Outgoing { peer, head, payload: Payload::Memory(payload), is_new });
+                each(Outgoing { peer, head, payload: Payload::Memory(payload), attempt });
                 count += 1;
             }
             if count == most && connection.is_ready() {
@@ -751,14 +751,14 @@ impl Engine {
     /// The next packet that is of no connection any more, or of the connection manager.
     fn poll_single(&mut self) -> Option<Outgoing> {
         if let Some((peer, head)) = self.farewells.pop_front() {
-            return Some(Outgoing { peer, head, payload: Payload::Memory(Sg::default()), is_new: false });
+            return Some(Outgoing { peer, head, payload: Payload::Memory(Sg::default()), attempt: Attempt::Only });
         }
         let (peer, message) = self.messages.pop_front()?;
         let psn = self.manager_psn;
         self.manager_psn = psn.plus(1);
         let extension = Extension::Datagram(MANAGER_Q_KEY, MANAGER_QPN);
         let head = Head { opcode: Opcode::DATAGRAM, qpn: MANAGER_QPN, psn, wants_acknowledge: false, extension };
-        Some(Outgoing { peer, head, payload: Payload::Message(message), is_new: false })
+        Some(Outgoing { peer, head, payload: Payload::Message(message), attempt: Attempt::Only })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::connection::Why;
 use crate::mad::{self, REQUEST_PRIVATE};
-use crate::requester::Completed;
+use crate::requester::{Attempt, Completed};
 use crate::responder::Receives;
 use crate::wire::Head;
 use lunar_core::mem::Sg;
@@ -87,8 +87,8 @@ pub struct Outgoing {
     pub head: Head,
     /// Its payload.
     pub payload: Payload,
-    /// Whether a packet of a connection is sent for the first time, and is sent again if it is lost.
-    pub is_new: bool,
+    /// Whether it is sent for the first time.
+    pub attempt: Attempt,
 }
 
 /// A payload.

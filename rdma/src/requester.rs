@@ -112,7 +112,19 @@ pub struct Outgoing {
     /// Its payload.
     pub payload: Sg,
     /// Whether it is sent for the first time.
-    pub is_new: bool,
+    pub attempt: Attempt,
+}
+
+/// Whether a packet is sent for the first time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Attempt {
+    /// For the first time: if it is lost, it is sent again.
+    First,
+    /// Again.
+    Again,
+    /// For the only time: it is no packet that is sent again if it is lost, but an acknowledgement or a message of the
+    /// connection manager, for instance.
+    Only,
 }
 
 /// A READ that is complete.
@@ -300,6 +312,7 @@ impl Requester {
         let offset = number as usize * self.mtu;
         let (is_first, is_last) = (number == 0, number + 1 == queued.packets);
         let is_new = psn == self.sent;
+        let attempt = if is_new { Attempt::First } else { Attempt::Again };
         // The acknowledgement of what follows a write, its response as a rule, is that of the write, too.
         let is_followed = matches!(queued.work, Work::Write(..)) && self.at + 1 < self.queue.len();
         let wants_acknowledge = is_last && !is_followed || psn.plus(1).get().is_multiple_of(ACKNOWLEDGE_EVERY);
@@ -317,7 +330,7 @@ impl Requester {
                 wants_acknowledge,
                 extension,
                 payload: data.part(offset..data.len().min(offset + self.mtu)),
-                is_new,
+                attempt,
             }
         };
         let (outgoing, packets, is_over) = match &queued.work {
@@ -327,7 +340,7 @@ impl Requester {
                 let extension = Extension::Remote(read.from.plus(offset), (read.into.len() - offset) as u32);
                 let opcode = Opcode::READ_REQUEST;
                 let payload = Sg::default();
-                let outgoing = Outgoing { opcode, psn, wants_acknowledge: true, extension, payload, is_new };
+                let outgoing = Outgoing { opcode, psn, wants_acknowledge: true, extension, payload, attempt };
                 (outgoing, queued.packets - number, true)
             }
         };

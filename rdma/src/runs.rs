@@ -7,6 +7,7 @@
 //! packets that are sent again are in no run, and there are no runs any more when half as many packets were sent again
 //! as were behind the first one of their run.
 
+use crate::requester::Attempt;
 use crate::wire::DATAGRAM_MAX;
 use std::net::IpAddr;
 
@@ -30,8 +31,8 @@ pub struct Planned {
     pub len: usize,
     /// Pieces of its payload.
     pub pieces: usize,
-    /// Whether it is sent for the first time, and is sent again if it is lost.
-    pub is_new: bool,
+    /// Whether it is sent for the first time.
+    pub attempt: Attempt,
 }
 
 /// The run that the next packet may continue.
@@ -72,8 +73,8 @@ impl Runs {
         if self.is_off {
             return 0;
         }
-        if !next.is_new {
-            self.repeated = self.repeated.saturating_add(1);
+        if next.attempt != Attempt::First {
+            self.repeated = self.repeated.saturating_add(u32::from(next.attempt == Attempt::Again));
             self.run = None;
             return 0;
         }
@@ -113,7 +114,7 @@ mod tests {
         [IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)];
 
     fn packet(len: usize) -> Planned {
-        Planned { peer: PEERS[0], len, pieces: 1, is_new: true }
+        Planned { peer: PEERS[0], len, pieces: 1, attempt: Attempt::First }
     }
 
     #[test]
@@ -123,7 +124,7 @@ mod tests {
         assert_eq!(lengths.map(|len| runs.place(&packet(len))), [0, 1, 0, 1, 2, 0, 0]);
         let others = [
             Planned { peer: PEERS[1], ..packet(4112) },
-            Planned { is_new: false, ..packet(4112) },
+            Planned { attempt: Attempt::Again, ..packet(4112) },
             packet(4112),
             packet(4112),
             Planned { pieces: PIECES_MAX, ..packet(4112) },
@@ -138,28 +139,28 @@ mod tests {
 
     #[test]
     fn runs_end_where_their_packets_are_lost() {
-        for (again, is_off) in [(false, false), (true, true)] {
+        for attempt in [Attempt::Only, Attempt::Again] {
             let mut runs = Runs::default();
             for _ in 0..2 * TRIAL {
-                let place = runs.place(&packet(100));
-                if again && place > 0 {
-                    runs.place(&Planned { is_new: false, ..packet(100) });
+                if runs.place(&packet(100)) > 0 {
+                    runs.place(&Planned { attempt, ..packet(100) });
                     runs.place(&packet(100));
                 }
             }
-            assert_eq!(runs.is_off, is_off, "sent again: {again}");
+            assert_eq!(runs.is_off, attempt == Attempt::Again, "{attempt:?}");
         }
     }
 
     proptest! {
         #[test]
         fn a_message_is_one_that_the_kernel_divides(
-            packets in prop::collection::vec((0..2_usize, 0..6_usize, 1..99_usize, prop::bool::weighted(0.95)), 1..400),
+            packets in prop::collection::vec((0..2_usize, 0..6_usize, 1..99_usize, 0..20_u32), 1..400),
         ) {
             let mut runs = Runs::default();
             let mut run: Vec<Planned> = Vec::new();
-            for (peer, len, pieces, is_new) in packets {
-                let next = Planned { peer: PEERS[peer], len: [16, 1040, 1056, 4112, 4112, 4128][len], pieces, is_new };
+            for (peer, len, pieces, attempt) in packets {
+                let attempt = [Attempt::Only, Attempt::Again].get(attempt as usize).copied().unwrap_or(Attempt::First);
+                let next = Planned { peer: PEERS[peer], len: [16, 1040, 1056, 4112, 4112, 4128][len], pieces, attempt };
                 let place = runs.place(&next);
                 if place == 0 {
                     run.clear();
@@ -168,7 +169,8 @@ mod tests {
                 run.push(next);
                 let (last, others) = run.split_last().expect("it has one");
                 prop_assert!(others.iter().all(|other| other.len == run[0].len && other.peer == last.peer));
-                prop_assert!(last.len <= run[0].len && (place == 0 || run.iter().all(|packet| packet.is_new)));
+                let are_new = run.iter().all(|packet| packet.attempt == Attempt::First);
+                prop_assert!(last.len <= run[0].len && (place == 0 || are_new));
                 prop_assert!(run.len() <= 64 && run.iter().map(|packet| packet.len).sum::<usize>() <= BYTES_MAX);
                 prop_assert!(run.iter().map(|packet| packet.pieces + 2).sum::<usize>() <= 1024);
             }

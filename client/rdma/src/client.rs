@@ -16,7 +16,7 @@ use lunar_rdma::events::{ConnectionId, Counters, Ended, Outgoing, Payload};
 use lunar_rdma::mad::{
     self, Body, Message, REJECT_PRIVATE, REPLY_PRIVATE, REQUEST_PRIVATE, Reason, Reject, Rejected, Reply, Request,
 };
-use lunar_rdma::requester;
+use lunar_rdma::requester::{self, Attempt};
 use lunar_rdma::wire::{
     Extension, Head, Kind, MANAGER_Q_KEY, MANAGER_QPN, NUMBER_BITS, Opcode, Packet, Psn, mtu_bytes, mtu_code,
 };
@@ -478,14 +478,14 @@ impl Client {
     pub fn poll_send(&mut self, now: Instant) -> Option<Outgoing> {
         let peer = self.peer;
         if let Some(head) = self.last_answers.pop_front() {
-            return Some(Outgoing { peer, head, payload: Payload::Memory(Sg::default()), is_new: false });
+            return Some(Outgoing { peer, head, payload: Payload::Memory(Sg::default()), attempt: Attempt::Only });
         }
         if let Some(message) = self.messages.pop_front() {
             let psn = self.manager_psn;
             self.manager_psn = psn.plus(1);
             let extension = Extension::Datagram(MANAGER_Q_KEY, MANAGER_QPN);
             let head = Head { opcode: Opcode::DATAGRAM, qpn: MANAGER_QPN, psn, wants_acknowledge: false, extension };
-            return Some(Outgoing { peer, head, payload: Payload::Message(message), is_new: false });
+            return Some(Outgoing { peer, head, payload: Payload::Message(message), attempt: Attempt::Only });
         }
         while let Some(at) = self.ready.pop_front() {
             let Some(entry) = self.entries.get_mut(at) else { continue };
@@ -496,9 +496,9 @@ impl Client {
                 entry.is_ready = true;
                 self.ready.push_back(at);
             }
-            let requester::Outgoing { opcode, psn, wants_acknowledge, extension, payload, is_new } = packet;
+            let requester::Outgoing { opcode, psn, wants_acknowledge, extension, payload, attempt } = packet;
             let head = Head { opcode, qpn: entry.remote.1, psn, wants_acknowledge, extension };
-            return Some(Outgoing { peer, head, payload: Payload::Memory(payload), is_new });
+            return Some(Outgoing { peer, head, payload: Payload::Memory(payload), attempt });
         }
         None
     }

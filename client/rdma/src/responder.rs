@@ -6,7 +6,7 @@
 
 use crate::keys::Keys;
 use lunar_core::mem::Sg;
-use lunar_rdma::requester::Outgoing;
+use lunar_rdma::requester::{Attempt, Outgoing};
 use lunar_rdma::wire::{Extension, Kind, Layout, NUMBER_BITS, Opcode, Packet, Psn, Remote, Syndrome};
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -31,7 +31,7 @@ struct Reading {
     data: Sg,
     sequence: u32,
     /// Whether the responses are sent for the first time.
-    is_new: bool,
+    attempt: Attempt,
 }
 
 /// The half that answers.
@@ -199,7 +199,8 @@ impl Responder {
     fn reading(&self, first: Psn, data: Sg) -> Reading {
         // A request has fewer than 4 GiB, and packets have 256 bytes at least.
         let packets = data.len().div_ceil(self.mtu).max(1) as u32;
-        Reading { first, packets, sent: 0, data, sequence: self.sequence, is_new: first == self.expected }
+        let attempt = if first == self.expected { Attempt::First } else { Attempt::Again };
+        Reading { first, packets, sent: 0, data, sequence: self.sequence, attempt }
     }
 
     /// Answers a request that was executed before.
@@ -250,7 +251,14 @@ impl Responder {
             let (psn, syndrome) = self.answer.take()?;
             let extension = Extension::Acknowledge(syndrome, self.sequence);
             let (opcode, payload) = (Opcode::ACKNOWLEDGE, Sg::default());
-            return Some(Outgoing { opcode, psn, wants_acknowledge: false, extension, payload, is_new: false });
+            return Some(Outgoing {
+                opcode,
+                psn,
+                wants_acknowledge: false,
+                extension,
+                payload,
+                attempt: Attempt::Only,
+            });
         };
         let (number, at) = (read.sent, read.sent as usize * self.mtu);
         let opcode = match (number == 0, number + 1 == read.packets) {
@@ -265,7 +273,7 @@ impl Responder {
         };
         let payload = read.data.part(at..read.data.len().min(at + self.mtu));
         let psn = read.first.plus(number);
-        let outgoing = Outgoing { opcode, psn, wants_acknowledge: false, extension, payload, is_new: read.is_new };
+        let outgoing = Outgoing { opcode, psn, wants_acknowledge: false, extension, payload, attempt: read.attempt };
         read.sent += 1;
         if read.sent == read.packets {
             self.reads.pop_front();
