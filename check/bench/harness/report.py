@@ -27,6 +27,7 @@ COLORS = {
     "floor": "#222222",
     "iscsi": "#2b5fd9",
     "nvme-tcp": "#8a5fd9",
+    "nvme-rdma": "#1f9aa8",
     "fcoe": "#58a55c",
     "aoe": "#c2417a",
     "st": "#d9822b",
