@@ -4,11 +4,13 @@
 //! The packets of a run have the same peer and the same length; the last one may be shorter. Over IPv4 the
 //! identifications of its datagrams count up from 0, and the check of a packet covers the identification, so a packet
 //! is made for its place in a run. An adapter that counts in another way would lose all packets but the first one:
-//! packets that are sent again are in no run, and there are no runs any more when half as many packets were sent again
-//! as were behind the first one of their run.
+//! packets that are sent again are in no run, and a peer gets no runs any more when half as many packets were sent to it
+//! again as were behind the first one of their run.
 
+use crate::limits::CONNECTIONS_MAX;
 use crate::requester::Attempt;
 use crate::wire::DATAGRAM_MAX;
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 /// Packets of a run: Linux divides a message into 64 datagrams, newer versions into more.
@@ -19,6 +21,8 @@ const BYTES_MAX: usize = 65_507;
 const PIECES_MAX: usize = 1024 - 2 * PACKETS_MAX as usize;
 /// Packets in places behind the first one of their run after which those that were sent again are compared with them.
 const TRIAL: u32 = 1024;
+/// Peers whose packets are counted: as many as an address has connections. Beyond that, all are counted anew.
+const PEERS_MAX: usize = CONNECTIONS_MAX;
 
 const _: () = assert!(DATAGRAM_MAX <= BYTES_MAX);
 
@@ -38,12 +42,20 @@ pub struct Planned {
 /// The run that the next packet may continue.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    peer: IpAddr,
     /// Bytes of each packet.
     len: usize,
     packets: u16,
     bytes: usize,
     pieces: usize,
+}
+
+/// What became of the runs to a peer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Outcome {
+    is_off: bool,
+    /// Packets behind the first one of their run, and packets that were sent again, since they were compared.
+    joined: u32,
+    repeated: u32,
 }
 
 /// Combines packets of a socket into runs.
@@ -52,9 +64,10 @@ pub struct Runs {
     is_off: bool,
     /// `None`: the next packet begins one.
     run: Option<Run>,
-    /// Packets behind the first one of their run, and packets that were sent again, since they were compared.
-    joined: u32,
-    repeated: u32,
+    /// The peer of the last packet.
+    peer: Option<IpAddr>,
+    outcome: Outcome,
+    others: HashMap<IpAddr, Outcome>,
 }
 
 impl Runs {
@@ -70,24 +83,24 @@ impl Runs {
 
     /// The place of the next packet in its run: 0 begins one.
     pub fn place(&mut self, next: &Planned) -> u16 {
-        if self.is_off {
+        self.turn_to(next.peer);
+        if self.is_off || self.outcome.is_off {
             return 0;
         }
         if next.attempt != Attempt::First {
-            self.repeated = self.repeated.saturating_add(u32::from(next.attempt == Attempt::Again));
+            self.outcome.repeated = self.outcome.repeated.saturating_add(u32::from(next.attempt == Attempt::Again));
             self.run = None;
             return 0;
         }
         let fits = |run: &Run| {
-            run.peer == next.peer
-                && next.len <= run.len
+            next.len <= run.len
                 && run.packets < PACKETS_MAX
                 && run.bytes + next.len <= BYTES_MAX
                 && run.pieces + next.pieces <= PIECES_MAX
         };
         let Some(mut run) = self.run.take().filter(fits) else {
-            let Planned { peer, len, pieces, .. } = *next;
-            self.run = Some(Run { peer, len, packets: 1, bytes: len, pieces });
+            let Planned { len, pieces, .. } = *next;
+            self.run = Some(Run { len, packets: 1, bytes: len, pieces });
             return 0;
         };
         let place = run.packets;
@@ -96,12 +109,28 @@ impl Runs {
         run.pieces += next.pieces;
         // A shorter packet is the last one.
         self.run = (next.len == run.len).then_some(run);
-        self.joined += 1;
-        if self.joined >= TRIAL {
-            self.is_off = self.repeated >= self.joined / 2;
-            (self.joined, self.repeated) = (0, 0);
+        let Outcome { is_off, joined, repeated } = &mut self.outcome;
+        *joined += 1;
+        if *joined >= TRIAL {
+            *is_off = *repeated >= *joined / 2;
+            (*joined, *repeated) = (0, 0);
         }
         place
+    }
+
+    /// The next packet is for this peer.
+    fn turn_to(&mut self, peer: IpAddr) {
+        if self.peer == Some(peer) {
+            return;
+        }
+        self.run = None;
+        if self.others.len() >= PEERS_MAX {
+            self.others.clear();
+        }
+        if let Some(before) = self.peer.replace(peer) {
+            self.others.insert(before, self.outcome);
+        }
+        self.outcome = self.others.remove(&peer).unwrap_or_default();
     }
 }
 
@@ -138,17 +167,22 @@ mod tests {
     }
 
     #[test]
-    fn runs_end_where_their_packets_are_lost() {
-        for attempt in [Attempt::Only, Attempt::Again] {
-            let mut runs = Runs::default();
-            for _ in 0..2 * TRIAL {
-                if runs.place(&packet(100)) > 0 {
-                    runs.place(&Planned { attempt, ..packet(100) });
-                    runs.place(&packet(100));
-                }
-            }
-            assert_eq!(runs.is_off, attempt == Attempt::Again, "{attempt:?}");
+    fn a_peer_gets_no_runs_if_their_packets_are_lost_and_others_do() {
+        let mut runs = Runs::default();
+        let mut joins = |peer: IpAddr, attempt| {
+            let next = Planned { peer, ..packet(100) };
+            (0..2 * TRIAL).fold(false, |_, _| {
+                let is_joined = [runs.place(&next), runs.place(&next)] == [0, 1];
+                runs.place(&Planned { attempt, ..next });
+                is_joined
+            })
+        };
+        assert!(joins(PEERS[0], Attempt::Only) && !joins(PEERS[1], Attempt::Again));
+        assert!(joins(PEERS[0], Attempt::Only) && !joins(PEERS[1], Attempt::Only), "it is remembered");
+        for number in 0..2 * PEERS_MAX as u32 {
+            runs.place(&Planned { peer: std::net::Ipv4Addr::from_bits(number).into(), ..packet(100) });
         }
+        assert!(runs.others.len() <= PEERS_MAX);
     }
 
     proptest! {
