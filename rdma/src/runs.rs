@@ -4,8 +4,8 @@
 //! The packets of a run have the same peer and the same length; the last one may be shorter. Over IPv4 the
 //! identifications of its datagrams count up from 0, and the check of a packet covers the identification, so a packet
 //! is made for its place in a run. An adapter that counts in another way would lose all packets but the first one:
-//! packets that are sent again are in no run, and a peer gets no runs any more when half as many packets were sent to it
-//! again as were behind the first one of their run.
+//! packets that are sent again are in no run, and a peer gets no runs any more when half as many packets were sent to
+//! it again as were behind the first one of their run.
 
 use crate::limits::CONNECTIONS_MAX;
 use crate::requester::Attempt;
