@@ -49,7 +49,7 @@ struct Run {
     pieces: usize,
 }
 
-/// What became of the runs to a peer.
+/// The count of packets to a peer, and the decision that follows from it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Outcome {
     is_off: bool,
