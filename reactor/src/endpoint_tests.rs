@@ -403,26 +403,28 @@ async fn segments_are_datagrams_of_their_own(ground: Ground) {
     let peer = ground.status(&server).local;
     let whole = ground.data(9, 10_500);
     let part = |at: usize| to(peer.clone(), whole.part(at..whole.len().min(at + 1000)));
+    // Both forms: data with the length of each part, and a datagram for each.
+    let divided = Datagram { segment: 1000, ..to(peer.clone(), ground.data(8, 10_500)) };
     let joined = (0..11).map(|number| Datagram { joins: number > 0, ..part(number * 1000) });
     // The datagrams of a message are sent, or dropped, together.
     let too_long = [false, true].map(|joins| Datagram { joins, ..to(peer.clone(), ground.data(0, 40_000)) });
     let alone = to(peer.clone(), ground.data(1, 500));
-    let all = joined.chain(too_long).chain([alone]).collect();
+    let all = std::iter::once(divided).chain(joined).chain(too_long).chain([alone]).collect();
     let sent = ground.send(&client, all).await;
     let counters = ground.status(&client).counters;
     if sent == Ok(1) {
         return eprintln!("skipped: this kernel does not divide messages");
     }
-    assert_eq!((sent, counters.sent, counters.send_drops), (Ok(12), 12, 2));
+    assert_eq!((sent, counters.sent, counters.send_drops), (Ok(13), 13, 2));
     let mut bytes = Vec::new();
-    while bytes.len() < 11_000 {
+    while bytes.len() < 21_500 {
         for datagram in ground.receive(&server, 65_536, 8).await {
             let len = datagram.data.len();
             assert!(datagram.segment == 1000 && len > 1000 || datagram.segment == 0 && len <= 1000, "{datagram:?}");
             bytes.extend(datagram.data.to_vec());
         }
     }
-    assert_eq!(bytes, [pattern(9, 10_500), pattern(1, 500)].concat());
+    assert_eq!(bytes, [pattern(8, 10_500), pattern(9, 10_500), pattern(1, 500)].concat());
 }
 
 async fn an_address_in_use_is_an_error(ground: Ground) {

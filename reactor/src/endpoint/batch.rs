@@ -217,11 +217,11 @@ pub struct Datagram {
     pub peer: Address,
     /// UDP: the local address to which it was sent, or from which it is sent; `None`: the kernel chooses.
     pub local: Option<IpAddr>,
-    /// UDP: the length of each of several datagrams of the same peer that were received, and that are concatenated in
-    /// `data`, where only the last may be shorter; 0: it is one datagram.
+    /// UDP: the length of each of several datagrams of the same peer that are concatenated in `data`, where only the
+    /// last may be shorter; 0: it is one datagram.
     pub segment: u16,
-    /// UDP: the datagram is sent in one message with the one before it in its batch, which the kernel or the adapter
-    /// divides (UDP_SEGMENT). The datagrams of a message have the same peer and the same length; the last one may be
+    /// UDP: the datagram, whose `segment` is 0, is sent in one message with the one before it in its batch, which the
+    /// kernel or the adapter divides (UDP_SEGMENT). The datagrams of a message have the same peer and the same length; the last one may be
     /// shorter. Over IPv4 they have the identifications 0, 1, 2 and so on.
     pub joins: bool,
     /// Frames: the outer VLAN tag.

@@ -207,10 +207,10 @@ fn gather(datagram: &Datagram, tag: Option<*mut u8>, vectors: &mut Vec<iovec>) {
 
 /// Writes the control messages that a message with these datagrams needs; returns their length.
 fn write_control(control: &mut Control, message: &[Datagram]) -> usize {
-    let local = message.first().and_then(|datagram| datagram.local);
+    let Some(first) = message.first() else { return 0 };
     // Longer datagrams than the kernel takes are refused with any length.
-    let segment = message.first().filter(|_| message.len() > 1).map(|first| first.len() as u16);
-    if local.is_none() && segment.is_none() {
+    let segment = if message.len() > 1 { first.len() as u16 } else { first.segment };
+    if first.local.is_none() && segment == 0 {
         return 0;
     }
     // SAFETY: zeroes are an empty message.
@@ -231,7 +231,7 @@ fn write_control(control: &mut Control, message: &[Datagram]) -> usize {
             used += libc::CMSG_SPACE(data.len() as u32) as usize;
         }
     };
-    match local {
+    match first.local {
         Some(IpAddr::V4(local)) => {
             // struct in_pktinfo: the interface (0: any), the source address, the destination address (ignored).
             let mut info = [0; 12];
@@ -246,7 +246,7 @@ fn write_control(control: &mut Control, message: &[Datagram]) -> usize {
         }
         None => {}
     }
-    if let Some(segment) = segment {
+    if segment > 0 {
         put(libc::SOL_UDP, UDP_SEGMENT, &segment.to_ne_bytes());
     }
     used

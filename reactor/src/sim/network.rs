@@ -156,16 +156,21 @@ impl State {
             }
             Place::Network(own) => {
                 let most = if matches!(own, Address::Path(_)) { UNIX_MAX } else { DATAGRAM_MAX };
+                let part = match datagram.segment {
+                    0 => bytes.len().max(1),
+                    segment => usize::from(segment),
+                };
                 let can_reach = match (&own, &datagram.peer) {
                     (Address::Ip(own), Address::Ip(peer)) => own.is_ipv4() == peer.is_ipv4(),
                     (Address::Path(_), Address::Path(_)) => true,
                     _ => false,
                 };
-                if !can_reach || bytes.len() > most {
+                if !can_reach || part.min(bytes.len()) > most {
                     return false;
                 }
                 let from = source(&own, datagram.local);
-                self.send_to(id, from, &datagram.peer, &bytes);
+                let parts: Vec<&[u8]> = if bytes.is_empty() { vec![&[]] } else { bytes.chunks(part).collect() };
+                parts.into_iter().for_each(|part| self.send_to(id, from.clone(), &datagram.peer, part));
                 true
             }
         }
