@@ -221,8 +221,8 @@ pub struct Datagram {
     /// last may be shorter; 0: it is one datagram.
     pub segment: u16,
     /// UDP: the datagram, whose `segment` is 0, is sent in one message with the one before it in its batch, which the
-    /// kernel or the adapter divides (UDP_SEGMENT). The datagrams of a message have the same peer and the same length; the last one may be
-    /// shorter. Over IPv4 they have the identifications 0, 1, 2 and so on.
+    /// kernel or the adapter divides (UDP_SEGMENT). The datagrams of a message have the same peer and the same length;
+    /// the last one may be shorter. Over IPv4 they have the identifications 0, 1, 2 and so on.
     pub joins: bool,
     /// Frames: the outer VLAN tag.
     pub vlan: Option<VlanTag>,
