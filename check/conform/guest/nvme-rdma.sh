@@ -133,7 +133,12 @@ disconnect
 network 4200
 connect "connect with MTU 4200 and four queues" -i 4
 load "fio, 4 KiB, 8 deep, two jobs" --rw=randwrite --bs=4k --iodepth=8 --size=256k --numjobs=2 --offset_increment=8M
+gaps=$(counter out_of_seq_request) packets=$(counter rcvd_pkts)
 load "fio, 1 MiB, 4 deep" --rw=write --bs=1M --iodepth=4 --size=4M
+gaps=$(($(counter out_of_seq_request) - gaps)) packets=$(($(counter rcvd_pkts) - packets))
+echo "$packets packets with $gaps gaps"
+# Packets of a run with a wrong check would all be missing.
+try "the packets of a run have the right check" test $((gaps * 100)) -lt $packets
 no_errors "no I/O error with MTU 4200"
 disconnect
 

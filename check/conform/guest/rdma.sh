@@ -13,6 +13,8 @@ lose() {
     tc qdisc replace dev rdma0 root netem loss "$1%" limit 10000
     ip netns exec target tc qdisc replace dev rdma1 root netem loss "$1%" limit 10000
 }
+# counter NAME: a counter of the RDMA device.
+counter() { cat "/sys/class/infiniband/rxe0/ports/1/hw_counters/$1"; }
 serve() {
     ip netns exec target "$LUNAR" daemon --config /tmp/lunar.toml >>"$LOG" 2>&1 &
     target=$!
