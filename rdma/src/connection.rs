@@ -1,9 +1,8 @@
 //! A reliable connection.
 
-use crate::requester::{Attempt, Completed, Failed, Outgoing, Requester};
+use crate::requester::{Completed, Failed, Outgoing, Requester};
 use crate::responder::{Receives, Responder};
-use crate::wire::{Extension, Kind, Opcode, Packet, Psn};
-use lunar_core::mem::Sg;
+use crate::wire::{Extension, Kind, Packet, Psn};
 use lunar_core::time::Instant;
 use lunar_verbs::library::status::Status;
 use std::borrow::Cow;
@@ -140,15 +139,7 @@ impl Connection {
     /// The next packet to send.
     pub fn poll(&mut self, now: Instant) -> Option<Outgoing> {
         if let Some((psn, extension)) = self.last_answer() {
-            let (opcode, payload) = (Opcode::ACKNOWLEDGE, Sg::default());
-            return Some(Outgoing {
-                opcode,
-                psn,
-                wants_acknowledge: false,
-                extension,
-                payload,
-                attempt: Attempt::Only,
-            });
+            return Some(Outgoing::acknowledgement(psn, extension));
         }
         if self.has_failed { None } else { self.requester.poll(now) }
     }

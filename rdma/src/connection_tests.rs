@@ -2,8 +2,8 @@ use super::*;
 use crate::limits::ENTRY_BYTES;
 use crate::requester::{Failed, Message};
 use crate::testing::{Lossy, Peer, Random, packet, sent};
-use crate::wire::{Remote, Syndrome};
-use lunar_core::mem::Arena;
+use crate::wire::{Opcode, Remote, Syndrome};
+use lunar_core::mem::{Arena, Sg};
 use std::collections::BTreeSet;
 use std::time::Duration;
 

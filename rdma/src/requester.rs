@@ -115,6 +115,15 @@ pub struct Outgoing {
     pub attempt: Attempt,
 }
 
+impl Outgoing {
+    /// An answer without a payload, with this acknowledgement.
+    #[must_use]
+    pub fn acknowledgement(psn: Psn, extension: Extension) -> Self {
+        let (opcode, payload, attempt) = (Opcode::ACKNOWLEDGE, Sg::default(), Attempt::Only);
+        Self { opcode, psn, wants_acknowledge: false, extension, payload, attempt }
+    }
+}
+
 /// Whether a packet is sent for the first time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attempt {

@@ -83,12 +83,17 @@ impl Runs {
 
     /// The place of the next packet in its run: 0 begins one.
     pub fn place(&mut self, next: &Planned) -> u16 {
-        self.turn_to(next.peer);
-        if self.is_off || self.outcome.is_off {
+        // A forged request causes a message of the connection manager, too: its receiver is not remembered.
+        if self.is_off || next.attempt == Attempt::Only {
+            self.run = None;
             return 0;
         }
-        if next.attempt != Attempt::First {
-            self.outcome.repeated = self.outcome.repeated.saturating_add(u32::from(next.attempt == Attempt::Again));
+        self.turn_to(next.peer);
+        if self.outcome.is_off {
+            return 0;
+        }
+        if next.attempt == Attempt::Again {
+            self.outcome.repeated = self.outcome.repeated.saturating_add(1);
             self.run = None;
             return 0;
         }

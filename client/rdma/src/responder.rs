@@ -250,15 +250,7 @@ impl Responder {
         let Some(read) = self.reads.front_mut() else {
             let (psn, syndrome) = self.answer.take()?;
             let extension = Extension::Acknowledge(syndrome, self.sequence);
-            let (opcode, payload) = (Opcode::ACKNOWLEDGE, Sg::default());
-            return Some(Outgoing {
-                opcode,
-                psn,
-                wants_acknowledge: false,
-                extension,
-                payload,
-                attempt: Attempt::Only,
-            });
+            return Some(Outgoing::acknowledgement(psn, extension));
         };
         let (number, at) = (read.sent, read.sent as usize * self.mtu);
         let opcode = match (number == 0, number + 1 == read.packets) {
