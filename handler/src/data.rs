@@ -143,18 +143,18 @@ impl<'a> DataOut<'a> {
         }
     }
 
-    /// Writes `head`, and the data behind it, at `offset` of a file, with one system call as a rule.
+    /// Writes `head`, the data behind it, and `tail` behind that at `offset` of a file, with one system call as a rule.
     ///
     /// # Errors
     /// Errors of the operating system: any part may have been written.
-    pub fn write_at(&self, file: &File, head: &[u8], offset: u64) -> io::Result<()> {
-        let whole = head.len() + self.len();
+    pub fn write_at(&self, file: &File, head: &[u8], tail: &[u8], offset: u64) -> io::Result<()> {
+        let (data_at, tail_at) = (head.len(), head.len() + self.len());
         let mut done = 0;
-        while done < whole {
-            let head = &head[done.min(head.len())..];
-            let skip = done.saturating_sub(whole - self.len());
-            let rest = self.get(skip..self.len()).expect("a part of the data");
-            match rest.write_once(file, head, offset + done as u64) {
+        while done < tail_at + tail.len() {
+            let head = &head[done.min(data_at)..];
+            let data = self.get(done.clamp(data_at, tail_at) - data_at..self.len()).expect("a part of the data");
+            let tail = &tail[done.saturating_sub(tail_at)..];
+            match data.write_once(file, [head, tail], offset + done as u64) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(count) => done += count,
                 Err(why) if why.kind() == ErrorKind::Interrupted => {}
@@ -164,12 +164,12 @@ impl<'a> DataOut<'a> {
         Ok(())
     }
 
-    fn write_once(&self, file: &File, head: &[u8], offset: u64) -> io::Result<usize> {
+    fn write_once(&self, file: &File, [head, tail]: [&[u8]; 2], offset: u64) -> io::Result<usize> {
         match self.0 {
-            Out::Own(bytes) => Ok(rustix::io::pwritev(file, &[IoSlice::new(head), IoSlice::new(bytes)], offset)?),
+            Out::Own(bytes) => Ok(rustix::io::pwritev(file, &[head, bytes, tail].map(IoSlice::new), offset)?),
             Out::Shared(Shared { region, at, len }) => {
                 let data = region.slice(at, len).expect(WITHIN);
-                blocking::write_at(file.as_fd(), offset, head, &data)
+                blocking::write_at(file.as_fd(), offset, head, &data, tail)
             }
         }
     }

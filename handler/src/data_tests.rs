@@ -31,13 +31,13 @@ fn shared_and_own_data_are_written_behind_a_head() {
     for data in [shared, DataOut::from(&bytes[..])] {
         let file = file();
         let part = data.get(7..data.len()).expect("a part");
-        part.write_at(&file, b"head", 3).expect("written");
-        assert_eq!(content(&file), [b"\0\0\0head", &bytes[7..]].concat());
+        part.write_at(&file, b"head", b"tail", 3).expect("written");
+        assert_eq!(content(&file), [b"\0\0\0head", &bytes[7..], b"tail"].concat());
         assert!(data.get(0..bytes.len() + 1).is_none());
         #[expect(clippy::reversed_empty_ranges, reason = "a defective handler may say it")]
         let reversed = data.get(2..1);
         assert!(reversed.is_none());
-        data.get(0..0).expect("an empty part").write_at(&file, b"x", 0).expect("written");
+        data.get(0..0).expect("an empty part").write_at(&file, b"x", b"", 0).expect("written");
         assert_eq!((content(&file)[..4].to_vec(), data.to_vec() == bytes), (b"x\0\0h".to_vec(), true));
     }
     assert!(DataOut::shared(&region, 101, bytes.len()).is_none());

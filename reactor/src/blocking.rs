@@ -17,14 +17,16 @@ fn result(count: isize) -> io::Result<usize> {
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
 
-/// Writes `head`, and `data` behind it, at `offset` with one call; returns how many bytes were written.
+/// Writes `head`, `data` behind it, and `tail` behind that at `offset` with one call; returns how many bytes were
+/// written.
 ///
 /// # Errors
 /// Errors of the operating system.
-pub fn write_at(file: BorrowedFd<'_>, offset: u64, head: &[u8], data: &Slice) -> io::Result<usize> {
-    let pieces = [piece(head.as_ptr().cast_mut(), head.len()), piece(data.as_ptr().cast_mut(), data.len())];
+pub fn write_at(file: BorrowedFd<'_>, offset: u64, head: &[u8], data: &Slice, tail: &[u8]) -> io::Result<usize> {
+    let own = |bytes: &[u8]| piece(bytes.as_ptr().cast_mut(), bytes.len());
+    let pieces = [own(head), piece(data.as_ptr().cast_mut(), data.len()), own(tail)];
     let offset = signed(offset)?;
-    // SAFETY: the kernel reads both pieces, which are borrowed until the call is over. It does not matter when another
+    // SAFETY: the kernel reads the pieces, which are borrowed until the call is over. It does not matter when another
     // process changes the second one meanwhile: no reference to its bytes exists.
     result(unsafe { libc::pwritev(file.as_raw_fd(), pieces.as_ptr(), pieces.len() as i32, offset) })
 }
@@ -61,18 +63,18 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn foreign_memory_is_written_behind_a_head_and_read_back() {
+    fn foreign_memory_is_written_between_a_head_and_a_tail_and_read_back() {
         let (file, region) = (memfd_create("file", MemfdFlags::CLOEXEC).expect("a memfd"), Region::zeroed(100));
         assert!(region.write(10, b"data"));
         let data = region.slice(10, 4).expect("within");
-        assert_eq!(write_at(file.as_fd(), 3, b"head", &data).expect("written"), 8);
-        let mut into = region.buf(50, 20).expect("within");
-        assert_eq!(read_at(file.as_fd(), 0, &mut into).expect("read"), 11);
-        let mut found = [1; 12];
-        assert!(region.read(50, &mut found) && found == *b"\0\0\0headdata\0");
+        assert_eq!(write_at(file.as_fd(), 3, b"head", &data, b"tail").expect("written"), 12);
+        let mut into = region.buf(50, 30).expect("within");
+        assert_eq!(read_at(file.as_fd(), 0, &mut into).expect("read"), 15);
+        let mut found = [1; 16];
+        assert!(region.read(50, &mut found) && found == *b"\0\0\0headdatatail\0");
         assert!(
             read_at(file.as_fd(), u64::MAX, &mut into).is_err()
-                && write_at(file.as_fd(), u64::MAX, &[], &data).is_err()
+                && write_at(file.as_fd(), u64::MAX, &[], &data, &[]).is_err()
         );
     }
 

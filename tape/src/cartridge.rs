@@ -514,7 +514,8 @@ impl Cartridge {
 
     /// Appends bytes, and data behind them, at the position, which is the end.
     fn append(&mut self, head: &[u8], data: DataOut<'_>) -> Result<(), CartridgeError> {
-        let Err(why) = self.file.write(self.at.offset, head, data) else { return Ok(()) };
+        debug_assert_eq!(self.at.offset, self.file.len(), "the position is the end of the log");
+        let Err(why) = self.file.append(head, data) else { return Ok(()) };
         // The part of a record that was written is removed. If that fails, nothing more is written.
         match self.file.truncate(self.at.offset) {
             Ok(()) => Err(CartridgeError::of_write(why)),

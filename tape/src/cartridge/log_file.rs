@@ -22,8 +22,11 @@ const WINDOW_BYTES: usize = 128 << 10;
 
 /// Bytes of new data after which their write-back begins.
 const WRITE_BACK_BYTES: u64 = 8 << 20;
-/// The unit of write-back: a page that is not full is written again.
-const PAGE_BYTES: u64 = 4096;
+/// While records are appended, the file ends at a multiple of this: zeroes follow the log. A write that begins in the
+/// middle of a page of the page cache, or needs many small pages, takes several times as long as one whose pages are
+/// there or begin at such a multiple. Write-back has the same unit, because what is not full is written again.
+pub(super) const PADDED_BYTES: u64 = 256 << 10;
+static ZEROES: [u8; PADDED_BYTES as usize] = [0; PADDED_BYTES as usize];
 
 /// A random number: identities of cartridges only have to differ.
 pub(super) fn random() -> u64 {
@@ -45,10 +48,10 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
     }
 }
 
-fn put(file: &File, offset: u64, head: &[u8], data: DataOut<'_>) -> io::Result<()> {
+fn put(file: &File, offset: u64, (head, data, tail): (&[u8], DataOut<'_>, &[u8])) -> io::Result<()> {
     #[cfg(test)]
-    disk::write(offset, &[head, &data.to_vec()].concat())?;
-    data.write_at(file, head, offset)
+    disk::write(offset, &[head, &data.to_vec(), tail].concat())?;
+    data.write_at(file, head, tail, offset)
 }
 
 /// The file of a cartridge.
@@ -57,8 +60,10 @@ pub(super) struct LogFile {
     file: File,
     path: PathBuf,
     is_writable: bool,
-    /// Bytes of the file.
+    /// Bytes of the headers and of the log.
     len: u64,
+    /// The end of the zeroes that follow the log in the file.
+    padded: u64,
     /// Bytes of the file from `window_at` on, as they were read.
     window: Vec<u8>,
     window_at: u64,
@@ -103,7 +108,8 @@ impl LogFile {
         }
         let header = newest.ok_or(CartridgeError::NotACartridge)?;
         let (path, window) = (path.to_owned(), Vec::new());
-        Ok((Self { file, path, is_writable, len, window, window_at: 0, ahead: WINDOW_BYTES, begun: len }, header))
+        let (window_at, ahead) = (0, WINDOW_BYTES);
+        Ok((Self { file, path, is_writable, len, padded: len, window, window_at, ahead, begun: len }, header))
     }
 
     /// Whether the file is open for writing.
@@ -111,9 +117,25 @@ impl LogFile {
         self.is_writable
     }
 
-    /// Bytes of the file.
+    /// Bytes of the headers and of the log.
     pub(super) fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Whether only padding follows `end`, which is the end of the log then. The process that wrote it did not end as
+    /// it should.
+    pub(super) fn ends_at(&mut self, end: u64) -> io::Result<bool> {
+        let rest = self.len.saturating_sub(end);
+        if rest >= PADDED_BYTES {
+            return Ok(false);
+        }
+        let mut bytes = vec![0; rest as usize];
+        self.file.read_exact_at(&mut bytes, end)?;
+        let is_padding = bytes.iter().all(|byte| *byte == 0);
+        if is_padding {
+            self.len = end;
+        }
+        Ok(is_padding)
     }
 
     /// Says how long the record at the last read is: the headers of long records are not in one window, so nothing is
@@ -158,19 +180,33 @@ impl LogFile {
         Ok(true)
     }
 
-    /// Writes `head`, and `data` behind it, at `offset`.
-    pub(super) fn write(&mut self, offset: u64, head: &[u8], data: DataOut<'_>) -> io::Result<()> {
+    /// Writes records again that are in the log.
+    pub(super) fn write_again(&mut self, offset: u64, records: &[u8]) -> io::Result<()> {
         self.window.clear();
-        put(&self.file, offset, head, data)?;
-        self.len = self.len.max(offset + (head.len() + data.len()) as u64);
+        put(&self.file, offset, (records, DataOut::default(), &[]))
+    }
+
+    /// Writes `head`, and `data` behind it, at the end of the log.
+    pub(super) fn append(&mut self, head: &[u8], data: DataOut<'_>) -> io::Result<()> {
+        self.window.clear();
+        let end = self.len + (head.len() + data.len()) as u64;
+        // The pages of the padding are there for the next records.
+        let padded = if end > self.padded { end.next_multiple_of(PADDED_BYTES) } else { end };
+        let written = put(&self.file, self.len, (head, data, &ZEROES[..(padded - end) as usize]));
+        match written {
+            // There may be space for the records alone.
+            Err(_) if padded > end => put(&self.file, self.len, (head, data, &[]))?,
+            written => written?,
+        }
+        self.len = end;
+        self.padded = self.padded.max(padded);
         self.write_back();
         Ok(())
     }
 
     /// Begins to write new data to the medium, so that a synchronization waits for little.
     fn write_back(&mut self) {
-        // The page at the end will be written again.
-        let end = self.len / PAGE_BYTES * PAGE_BYTES;
+        let end = self.len / PADDED_BYTES * PADDED_BYTES;
         if let Some(new) = end.checked_sub(self.begun).filter(|new| *new >= WRITE_BACK_BYTES) {
             // A hint: errors appear when the file is synchronized.
             let _ = begin_write_back(self.file.as_fd(), self.begun, new);
@@ -184,7 +220,7 @@ impl LogFile {
         self.file.set_len(offset)?;
         #[cfg(test)]
         disk::truncate(offset);
-        self.len = offset;
+        (self.len, self.padded) = (offset, offset);
         self.begun = self.begun.min(offset);
         Ok(())
     }
@@ -199,7 +235,7 @@ impl LogFile {
     /// Writes the copy of the header that is the older one.
     pub(super) fn write_header(&self, header: &Header) -> io::Result<()> {
         let at = HEADERS[usize::from(header.sequence.is_multiple_of(2))];
-        put(&self.file, at, &header.emit(), DataOut::default())
+        put(&self.file, at, (&header.emit(), DataOut::default(), &[]))
     }
 
     fn index_path(&self) -> PathBuf {
@@ -220,6 +256,15 @@ impl LogFile {
         let new = path.with_extension("index.new");
         fs::write(&new, saved.emit())?;
         fs::rename(&new, &path)
+    }
+}
+
+impl Drop for LogFile {
+    /// Removes the padding. If that fails, the next process finds out that it is none of the log.
+    fn drop(&mut self) {
+        if self.padded > self.len {
+            let _ = self.truncate(self.len);
+        }
     }
 }
 
@@ -250,9 +295,11 @@ mod tests {
         let data = vec![7; 1 << 20];
         for _ in 0..8 {
             assert_eq!(file.begun, FIRST_RECORD);
-            file.write(file.len, &[1; 48], DataOut::from(&data[..])).unwrap();
+            file.append(&[1; 48], DataOut::from(&data[..])).unwrap();
         }
-        assert_eq!(file.begun, FIRST_RECORD + (8 << 20), "without the page that is not full");
+        assert_eq!(file.begun, FIRST_RECORD, "the last part is not full");
+        file.append(&[1; 48], DataOut::from(&data[..])).unwrap();
+        assert_eq!(file.begun, 9 << 20);
         file.truncate(10_000).unwrap();
         assert_eq!(file.begun, 10_000);
     }

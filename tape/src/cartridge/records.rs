@@ -7,7 +7,7 @@ use super::{
     BATCH_BYTES, BEGINNING, BLOCK_BYTES_MAX, COPIED_BYTES_MAX, Cartridge, CartridgeError, Found, Moved, Position, Stop,
     Writes,
 };
-use lunar_handler::data::{DataIn, DataOut};
+use lunar_handler::data::DataIn;
 use std::io;
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ struct Unsure {
 impl Unsure {
     /// Writes them again, so that the next synchronization covers them.
     fn write(&mut self, file: &mut LogFile) -> io::Result<()> {
-        file.write(self.at, &self.bytes, DataOut::default())?;
+        file.write_again(self.at, &self.bytes)?;
         self.bytes.clear();
         Ok(())
     }
@@ -71,7 +71,7 @@ impl Cartridge {
             self.is_damaged = true;
             return Ok(());
         }
-        let is_torn = self.end.offset < self.file.len();
+        let is_torn = self.end.offset < self.file.len() && !self.file.ends_at(self.end.offset)?;
         if self.writes == Writes::Allowed && (is_torn || self.end.offset > sound) {
             let written = written.and_then(|()| unsure.write(&mut self.file));
             if written.map_err(CartridgeError::Io).and_then(|()| self.repair(is_torn)).is_err() {

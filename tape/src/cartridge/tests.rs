@@ -1,3 +1,4 @@
+use super::log_file::PADDED_BYTES;
 use super::*;
 use crate::test_folder::TestFolder;
 use lunar_core::mem::Region;
@@ -427,6 +428,49 @@ fn a_long_write_is_synchronized_in_between() {
     disk::fail(true);
     let written = cartridge.write_blocks(&data, 1 << 20, false);
     assert!(matches!(written.stopped, Some(CartridgeError::Io(_))));
+}
+
+#[test]
+fn the_padding_of_a_process_that_was_killed_is_no_torn_record() {
+    let fixture = Fixture::new();
+    let mut cartridge = fixture.open();
+    put(&mut cartridge, b"one");
+    cartridge.synchronize().unwrap();
+    put(&mut cartridge, &[7; 5000]);
+    let (end, cuts) = (cartridge.end(), cartridge.header.cuts);
+    let killed = fs::read(fixture.path()).unwrap();
+    assert_eq!(killed.len() as u64, PADDED_BYTES);
+    drop(cartridge);
+    assert_eq!(fixture.length(), end.offset, "a process that ends by itself removes the padding");
+    fs::write(fixture.path(), &killed).unwrap();
+    let mut cartridge = fixture.open();
+    assert_eq!((cartridge.end(), cartridge.header.cuts, cartridge.file.len()), (end, cuts, end.offset));
+    cartridge.space_to_end().unwrap();
+    put(&mut cartridge, b"two");
+    assert_eq!(content(&mut cartridge), [Some(b"one".to_vec()), Some(vec![7; 5000]), Some(b"two".to_vec())]);
+    drop(cartridge);
+    // What follows the zeroes is a part of a record whose header was lost.
+    let mut torn = killed;
+    *torn.last_mut().unwrap() = 1;
+    fs::write(fixture.path(), &torn).unwrap();
+    let cartridge = fixture.open();
+    assert_eq!((cartridge.end(), cartridge.header.cuts, fixture.length()), (end, cuts + 1, end.offset));
+}
+
+#[test]
+fn records_are_written_without_padding_if_there_is_space_for_them_alone() {
+    let fixture = Fixture::new();
+    let mut cartridge = fixture.open();
+    disk::begin(&fixture.path());
+    disk::limit_space(FIRST_RECORD + 2 * (RECORD_BYTES as u64 + 100));
+    put(&mut cartridge, &[1; 100]);
+    put(&mut cartridge, &[2; 100]);
+    let written = cartridge.write_blocks(&[3; 100], 100, false);
+    assert!(matches!(written.stopped, Some(CartridgeError::NoSpace(_))));
+    cartridge.synchronize().unwrap();
+    drop(cartridge);
+    disk::cut_power(&fixture.path());
+    assert_eq!(content(&mut fixture.open()), [Some(vec![1; 100]), Some(vec![2; 100])]);
 }
 
 #[test]

@@ -19,6 +19,8 @@ struct Disk {
     pending: Vec<Change>,
     fails: bool,
     is_read_only: bool,
+    /// Bytes of a file that fit.
+    space: Option<u64>,
 }
 
 thread_local! {
@@ -45,6 +47,11 @@ pub(crate) fn make_read_only() {
     with(|disk| disk.is_read_only = true);
 }
 
+/// So many bytes of the file fit from now on.
+pub(crate) fn limit_space(bytes: u64) {
+    with(|disk| disk.space = Some(bytes));
+}
+
 /// The power is cut: the file has the content of the disk.
 pub(crate) fn cut_power(path: &Path) {
     let disk = DISK.take().unwrap();
@@ -56,6 +63,9 @@ pub(super) fn is_read_only() -> bool {
 }
 
 pub(super) fn write(offset: u64, bytes: &[u8]) -> io::Result<()> {
+    if with(|disk| disk.space).is_some_and(|space| offset + bytes.len() as u64 > space) {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
     with(|disk| disk.pending.push(Change::Write(offset, bytes.to_vec())));
     if is_read_only() { Err(io::ErrorKind::ReadOnlyFilesystem.into()) } else { Ok(()) }
 }
