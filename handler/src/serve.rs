@@ -317,6 +317,8 @@ fn run(mut connection: Connection, level: &mut dyn Level) -> Result<(), ServeErr
                 std::hint::spin_loop();
                 continue;
             }
+            // The process that sends the next command may wait for this processor.
+            std::thread::yield_now();
         }
         let now = Instant::now();
         let is_idle = !is_busy && now - *idle_since.get_or_insert(now) > SPIN;
