@@ -49,12 +49,13 @@ PROTOCOLS = {
     "vhost-scsi": (vhost_scsi.KINDS, vhost_scsi.rows),
     "ethernet": (ethernet.KINDS, ethernet.rows),
     "handler": (handler.KINDS, handler.rows),
+    "handler-vfio-user": (handler.VFIO_USER_KINDS, handler.rows),
     "tape": (tape.KINDS, tape.rows),
 }
 # The targets whose rows the performance model uses.
 MODEL_TARGETS = ("lunar", "floor")
 # Those without idle sessions and memory of units.
-ROWS_ONLY = ("vhost-scsi", "ethernet", "handler", "tape")
+ROWS_ONLY = ("vhost-scsi", "ethernet", "handler", "handler-vfio-user", "tape")
 # Protocols with additional measurements of their own.
 EXTRAS = {"nvme-tcp": nvme.extras, "vfio-user": vfio.extras, "vhost-user": vhost.extras}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 from .rows import KIB, MIB, Row
 from .targets import INITIATOR_CPU, NULL_BYTES, Lunar, Setup, Unavailable
@@ -68,6 +69,27 @@ class Handler(WithHandler):
         return [str(self.socket)]
 
 
+class OverVfioUser:
+    """The first volume as a namespace of a controller of a virtual machine, with shadow doorbells."""
+
+    def portal_arguments(self) -> list[str]:
+        return [*super().portal_arguments(), "--vm-folder", str(self.folder()), "--vm", "bench"]
+
+    def folder(self) -> Path:
+        return self.setup.folder / f"vm-{self.name}"
+
+    def url(self, store: str) -> str | None:
+        return f"vfio-user:{self.folder() / 'bench' / 'cntrl'}#1"
+
+
+class HandlerOverVfioUser(OverVfioUser, Handler):
+    """The same over vfio-user."""
+
+
+class StoreOverVfioUser(OverVfioUser, Store):
+    """The same over vfio-user."""
+
+
 def rows() -> list[Row]:
     curve = [Row("curve", "randread", 4 * KIB, depth) for depth in (1, 2, 4, 8, 16, 32, 64, 128)]
     page = [Row("page", "randwrite", 4 * KIB, depth) for depth in (1, 32, 128)]
@@ -76,3 +98,4 @@ def rows() -> list[Row]:
 
 
 KINDS = {kind.name: kind for kind in (Handler, Store)}
+VFIO_USER_KINDS = {kind.name: kind for kind in (HandlerOverVfioUser, StoreOverVfioUser)}

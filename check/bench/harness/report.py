@@ -198,6 +198,7 @@ TITLES = {
     "vhost-user": "Virtio disks of virtual machines (vhost-user), in shared memory",
     "vhost-scsi": "SCSI host adapters of virtual machines (vhost-user), in shared memory",
     "handler": "A handler that stores nothing, and the null store, over iSCSI",
+    "handler-vfio-user": "A handler that stores nothing, and the null store, over vfio-user",
     "tape": "A drive of the tape library, and the file store on the same file system, over iSCSI",
     "ethernet": "One Ethernet link (a veth pair): {link}",
 }

@@ -449,7 +449,7 @@ fn the_padding_of_a_process_that_was_killed_is_no_torn_record() {
     put(&mut cartridge, b"two");
     assert_eq!(content(&mut cartridge), [Some(b"one".to_vec()), Some(vec![7; 5000]), Some(b"two".to_vec())]);
     drop(cartridge);
-    // What follows the zeroes is a part of a record whose header was lost.
+    // Zeroes, and behind them a part of a record whose header was lost.
     let mut torn = killed;
     *torn.last_mut().unwrap() = 1;
     fs::write(fixture.path(), &torn).unwrap();
