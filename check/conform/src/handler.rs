@@ -1,41 +1,44 @@
 //! Volumes whose data another process serves: the example in C under verifying loads, killed, stopped and missing; and
 //! a hostile handler beside it. A handler that is a SCSI device: `device`; one with blocks and
-//! SCSI commands: `mixed`.
+//! SCSI commands: `mixed`. Plug-ins of tcmu-runner: `plugin`.
 
 pub(crate) mod daemon;
 mod device;
 mod mixed;
+mod plugin;
+mod running;
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use lunar_handler::ring::at;
 use lunar_handler::serve::{Connection, Device, HandlerQueue, ServeError, serve};
 use lunar_handler::wire::{Code, Message, Status, Submission};
 use rustix::process::Signal;
 
-use crate::process::{bound, run, signal};
+use crate::process::{bound, run};
 use crate::report::skip;
 use crate::session::{Data, GOOD, Session, cdb};
 use crate::target::{Driver, Lab};
 use crate::test_data::{Random, pattern};
 use crate::verifying_writer::VerifyingWriter;
 use daemon::{Daemon, TARGET};
+pub(crate) use running::Handler;
+use running::{BLOCK, LIMIT, SIZE};
 
-/// Bytes of each volume.
-const SIZE: u64 = 64 << 20;
-const BLOCK: usize = 512;
 /// The volumes, in the order of their LUNs. The third and the fourth give handlers little time; the fifth is a device.
-const VOLUMES: [(&str, &str); 6] = [
+const VOLUMES: [(&str, &str); 8] = [
     ("first", "size = \"64M\""),
     ("second", "size = \"64M\""),
     ("hasty", HASTE),
     ("hostile", HASTE),
     ("device", "device-type = \"processor\""),
     ("mixed", "size = \"64M\""),
+    ("image", "size = \"64M\""),
+    ("plugin-memory", "size = \"64M\"\ndiscard = true"),
 ];
 const HASTE: &str = "size = \"64M\"\ncommand-timeout = \"1s\"\nrestart-time = \"2s\"";
 /// The name of the example, in the scratch folder.
@@ -46,8 +49,8 @@ const HASTY: u16 = 2;
 const HOSTILE: u16 = 3;
 const DEVICE: u16 = 4;
 const MIXED: u16 = 5;
-/// How long a step may take on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+const IMAGE: u16 = 6;
+const PLUGIN_MEMORY: u16 = 7;
 /// Times that a handler is killed under load; many with `--long`.
 const KILLS: (u64, u64) = (10, 100);
 /// How long a handler is stopped; long with `--long`.
@@ -76,6 +79,10 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     check(&format!("a handler is stopped for {} s, and others go on", stop.as_secs()), &|| stopped(lab, &daemon, stop));
     check("a handler is a SCSI device of two initiators, ends and comes back", &|| device::shared(&daemon));
     check("a handler has blocks, and SCSI commands of its own", &|| mixed::own_commands(&daemon));
+    check(&format!("a plug-in of tcmu-runner serves an image of QEMU, kill -9 {kills} times"), &|| {
+        plugin::image(lab, (&daemon, IMAGE), kills)
+    });
+    check("an asynchronous plug-in of tcmu-runner", &|| plugin::asynchronous(lab, (&daemon, PLUGIN_MEMORY)));
     check("a hostile handler harms its own volume only", &|| hostile(lab, &daemon));
     lab.report.check(&part, "the daemon is healthy and stops", || {
         // It flushes its volumes.
@@ -102,57 +109,6 @@ pub(crate) fn compile(folder: &Path) -> Result<PathBuf> {
 /// Starts the example for a volume, on a file of its own.
 fn example(daemon: &Daemon, lun: u16) -> Result<Handler> {
     Handler::on(daemon.folder.join(PROGRAM), daemon.socket(lun))
-}
-
-/// A process of the example. Dropping it kills it.
-pub(crate) struct Handler {
-    child: Option<Child>,
-    program: PathBuf,
-    socket: PathBuf,
-    file: PathBuf,
-}
-
-impl Handler {
-    /// Starts the example, as [`compile`] has made it, for the volume of a socket. Its file lies beside the socket.
-    pub(crate) fn on(program: PathBuf, socket: PathBuf) -> Result<Self> {
-        let file = socket.with_extension("img");
-        if !file.exists() {
-            std::fs::File::create(&file)?.set_len(SIZE)?;
-        }
-        let mut handler = Self { child: None, program, socket, file };
-        handler.start()?;
-        Ok(handler)
-    }
-
-    fn start(&mut self) -> Result<()> {
-        let mut command = bound(&self.program);
-        // A handler that comes before Lunar has noticed the end of the last one is refused, and connects again.
-        command.arg(&self.socket).arg(&self.file).stdout(Stdio::null()).stderr(Stdio::null());
-        self.child = Some(command.spawn().context("cannot start the handler")?);
-        Ok(())
-    }
-
-    pub(crate) fn signal(&self, number: Signal) -> Result<()> {
-        signal(self.child.as_ref().context("it runs")?, number)
-    }
-
-    fn kill(&mut self) -> Result<()> {
-        let Some(mut child) = self.child.take() else { bail!("it runs") };
-        let ended = child.try_wait()?;
-        ensure!(ended.is_none(), "the handler has ended by itself: {ended:?}");
-        child.kill()?;
-        child.wait()?;
-        Ok(())
-    }
-}
-
-impl Drop for Handler {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
 }
 
 fn missing(daemon: &Daemon) -> Result<()> {

@@ -20,6 +20,7 @@ const UNSAFE_PLACES: &[&str] = &[
     "core/src/mem/",
     "front/nvme-tcp/src/tls/external.rs",
     "rbd/src/library",
+    "tcmu/src/plugin.rs",
     "verbs/src/library",
 ];
 

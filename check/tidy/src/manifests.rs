@@ -22,6 +22,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("verbs", &["core"]),
     ("rdma", &["core", "reactor", "link", "verbs"]),
     ("rbd", &["core", "handler", "reactor"]),
+    ("tcmu", &["handler"]),
     ("tape", &["core", "durable", "scsi", "handler", "reactor"]),
     ("control", &["core", "durable"]),
     ("engine", &["core", "durable", "unit", "scsi", "nvme", "block", "reactor", "link", "rdma", "control"]),
