@@ -10,11 +10,13 @@
 //! * [`making`]: the messages with a process that makes a store instead of serving one
 //! * [`scsi`]: the trait of SCSI commands that it serves: [`scsi::ScsiDevice`]; with both: [`scsi::MixedDevice`]
 //! * [`data`]: the data of these commands, from and to files without a copy
+//! * [`program`]: parts of programs that are handlers
 //!
 //! [`wire`], [`ring`], [`making`] and [`scsi`] have no I/O. Only [`serve`] uses sockets, and only [`data`] uses files.
 
 pub mod data;
 pub mod making;
+pub mod program;
 pub mod ring;
 pub mod scsi;
 pub mod serve;

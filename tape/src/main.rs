@@ -1,6 +1,7 @@
 //! `lunar-tape`: a virtual tape library.
 
 use clap::{Parser, Subcommand};
+use lunar_handler::program::size_argument;
 use lunar_tape::control::{self, Request};
 use lunar_tape::library::{Config, Library};
 use lunar_tape::serve;
@@ -41,7 +42,7 @@ enum Command {
         #[arg(long, default_value_t = 8)]
         generation: u8,
         /// Capacity of a cartridge, as 100G; that of the generation by default
-        #[arg(long, value_parser = capacity)]
+        #[arg(long, value_parser = size_argument)]
         capacity: Option<u64>,
         /// Drives compress unless the initiator says otherwise
         #[arg(long)]
@@ -68,7 +69,7 @@ enum Command {
         #[arg(long)]
         worm: bool,
         /// Capacity, as 100G
-        #[arg(long, value_parser = capacity)]
+        #[arg(long, value_parser = size_argument)]
         capacity: Option<u64>,
     },
     /// Puts a cartridge into a free port
@@ -103,20 +104,6 @@ enum Command {
         #[arg(long, default_value = "/run/lunar/handler")]
         sockets: PathBuf,
     },
-}
-
-/// Parses a number of bytes with a unit, as 100G.
-fn capacity(text: &str) -> Result<u64, String> {
-    let short = text.strip_suffix("iB").unwrap_or(text);
-    let (number, shift) = match short.split_at_checked(short.len().saturating_sub(1)) {
-        Some((number, "K")) => (number, 10),
-        Some((number, "M")) => (number, 20),
-        Some((number, "G")) => (number, 30),
-        Some((number, "T")) => (number, 40),
-        _ => (short, 0),
-    };
-    let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-    bytes.ok_or_else(|| "a number with one of K, M, G, T, as 100G".to_owned())
 }
 
 fn main() -> ExitCode {

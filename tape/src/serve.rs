@@ -5,18 +5,13 @@ use crate::drive::{self, SharedDrive};
 use crate::library::Library;
 use crate::scsi::Reply;
 use lunar_handler::data::DataIn;
+use lunar_handler::program::keep_serving;
 use lunar_handler::scsi::{Outcome, ScsiCommand, ScsiDevice};
-use lunar_handler::serve::{ServeError, serve_scsi};
+use lunar_handler::serve::serve_scsi;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
-
-/// Time between two attempts to connect: Lunar was started again, or starts later.
-const RETRY: Duration = Duration::from_millis(500);
-/// Time before a connection that Lunar refused is tried again: the operator has to change something.
-const RETRY_REFUSED: Duration = Duration::from_secs(10);
 
 /// A device that its own thread and the rest of the library use.
 trait Unit: Send + 'static {
@@ -121,28 +116,8 @@ pub fn start(library: &Library, folder: &Path) -> io::Result<()> {
 
 fn spawn<U: Unit>(socket: PathBuf, mut device: Served<U>) -> io::Result<()> {
     let name = socket.file_stem().and_then(|name| name.to_str()).unwrap_or("device").to_owned();
-    thread::Builder::new().name(name).spawn(move || connect(&socket, &mut device)).map(|_| ())
-}
-
-/// Connects again and again, and serves the device.
-fn connect(socket: &Path, device: &mut dyn ScsiDevice) {
-    let mut is_told = false;
-    loop {
-        match serve_scsi(socket, device) {
-            Ok(()) => is_told = false,
-            Err(ServeError::Io(why)) => {
-                if !is_told {
-                    eprintln!("lunar-tape: waits for Lunar at {}: {why}", socket.display());
-                    is_told = true;
-                }
-            }
-            Err(why) => {
-                eprintln!("lunar-tape: {}: {why}", socket.display());
-                thread::sleep(RETRY_REFUSED);
-            }
-        }
-        thread::sleep(RETRY);
-    }
+    let serve = move || keep_serving("lunar-tape", &socket, |socket| serve_scsi(socket, &mut device));
+    thread::Builder::new().name(name).spawn(serve).map(|_: thread::JoinHandle<()>| ())
 }
 
 #[cfg(test)]
@@ -151,6 +126,7 @@ mod tests {
     use crate::drive::DriveFacts;
     use crate::generation::Generation;
     use lunar_handler::scsi::{CHECK_CONDITION, GOOD};
+    use std::time::Duration;
 
     fn command<'a>(cdb: &'a [u8], data_out: &'a [u8]) -> ScsiCommand<'a> {
         ScsiCommand { nexus: 1, cdb, attribute: 0, data_out: data_out.into(), timeout: Duration::from_secs(1) }

@@ -8,23 +8,19 @@
 mod plugin;
 
 use clap::Parser;
-use lunar_handler::serve::{Device, ServeError, Unit, serve};
-use lunar_handler::wire::Status;
-use plugin::{Opened, Plugin};
+use lunar_handler::program::{keep_serving, size_argument};
+use lunar_handler::serve::serve;
+use plugin::{Closing, Plugin};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::error::Error;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
 
-/// Time between two attempts to connect: Lunar was started again, or starts later.
-const RETRY: Duration = Duration::from_millis(500);
-/// Time before a connection that Lunar refused is tried again: the operator has to change something.
-const RETRY_REFUSED: Duration = Duration::from_secs(10);
+/// The name of the program, in front of its messages.
+const PROGRAM: &str = "lunar-tcmu";
 
 /// Serves the data of a plug-in of tcmu-runner as a volume of Lunar.
 #[derive(Parser)]
@@ -44,88 +40,30 @@ struct Arguments {
     block_size: u32,
 }
 
-/// A number of bytes: digits, and K, M, G or T.
+/// A number of bytes that is not zero.
 fn size(text: &str) -> Result<u64, String> {
-    const UNITS: &[(char, u32)] = &[('K', 10), ('M', 20), ('G', 30), ('T', 40)];
-    let unit = UNITS.iter().find(|(letter, _)| text.ends_with(*letter));
-    let digits = unit.map_or(text, |_| &text[..text.len() - 1]);
-    let number =
-        digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << unit.map_or(0, |(_, bits)| *bits)));
-    number.filter(|bytes| *bytes > 0).ok_or_else(|| format!("{text:?} is no size, as 20G"))
-}
-
-/// The data of the plug-in, until a signal ends the process.
-#[derive(Clone)]
-struct Shared {
-    name: String,
-    bytes: u64,
-    opened: Arc<Mutex<Opened>>,
-}
-
-impl Shared {
-    fn new(opened: Opened) -> Self {
-        let (name, bytes) = (opened.name().to_owned(), opened.size());
-        Self { name, bytes, opened: Arc::new(Mutex::new(opened)) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Opened> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Closes the data after the command in progress, and ends the process. Lunar gives a command without an answer to
-    /// the next one. Plug-ins keep an image consistent between two commands, and not always within one.
-    fn end_with_signals(&self) -> std::io::Result<()> {
-        let (shared, mut signals) = (self.clone(), Signals::new([SIGTERM, SIGINT])?);
-        let end = move || {
-            signals.forever().next();
-            let mut opened = shared.lock();
-            opened.close();
-            // The lock stays: no command begins any more.
-            std::process::exit(0);
-        };
-        thread::Builder::new().name("signals".into()).spawn(end).map(drop)
+    match size_argument(text).map_err(|why| why.to_string())? {
+        0 => Err("the data has at least one byte".to_owned()),
+        bytes => Ok(bytes),
     }
 }
 
-impl Device for Shared {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn size(&self) -> u64 {
-        self.bytes
-    }
-
-    fn features(&self) -> u64 {
-        self.lock().features()
-    }
-
-    fn begin(&mut self, unit: &Unit) {
-        self.lock().begin(unit);
-    }
-
-    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Status> {
-        self.lock().read(offset, into)
-    }
-
-    fn write(&mut self, offset: u64, data: &[u8], durable: bool) -> Result<(), Status> {
-        self.lock().write(offset, data, durable)
-    }
-
-    fn flush(&mut self) -> Result<(), Status> {
-        self.lock().flush()
-    }
-
-    fn unmap(&mut self, offset: u64, length: u64) -> Result<(), Status> {
-        self.lock().unmap(offset, length)
-    }
+/// Closes the data after the command in progress when a signal comes, and ends the process. Lunar gives a command
+/// without an answer to the next one. A plug-in may keep an image consistent only between two commands.
+fn end_with_signals(closing: Closing) -> std::io::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    let end = move || {
+        signals.forever().next();
+        closing.close_and_exit();
+    };
+    thread::Builder::new().name("signals".into()).spawn(end).map(drop)
 }
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(never) => match never {},
         Err(why) => {
-            eprintln!("lunar-tcmu: {why}");
+            eprintln!("{PROGRAM}: {why}");
             ExitCode::FAILURE
         }
     }
@@ -138,27 +76,10 @@ fn run(arguments: &Arguments) -> Result<std::convert::Infallible, Box<dyn Error>
     }
     let plugin = Plugin::load(plugin)?;
     let (name, words) = plugin.about();
-    let opened = plugin.open(config, *size, *block_size).map_err(|why| format!("{name} ({words}): {why}"))?;
-    let mut shared = Shared::new(opened);
-    shared.end_with_signals()?;
-    eprintln!("lunar-tcmu: {name}: {config}, {size} bytes");
-    let mut is_told = false;
-    loop {
-        match serve(socket, &mut shared) {
-            Ok(()) => is_told = false,
-            Err(ServeError::Io(why)) => {
-                if !is_told {
-                    eprintln!("lunar-tcmu: waits for Lunar at {}: {why}", socket.display());
-                    is_told = true;
-                }
-            }
-            Err(why) => {
-                eprintln!("lunar-tcmu: {}: {why}", socket.display());
-                thread::sleep(RETRY_REFUSED);
-            }
-        }
-        thread::sleep(RETRY);
-    }
+    let mut opened = plugin.open(config, *size, *block_size).map_err(|why| format!("{name} ({words}): {why}"))?;
+    end_with_signals(opened.closing())?;
+    eprintln!("{PROGRAM}: {name}: {config}, {size} bytes");
+    keep_serving(PROGRAM, socket, |socket| serve(socket, &mut opened))
 }
 
 #[cfg(test)]

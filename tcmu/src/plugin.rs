@@ -9,6 +9,7 @@ use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The folders of plug-ins, the first of which counts: those of Debian and of Fedora, then those of a build.
 const FOLDERS: &[&str] = &[
@@ -144,14 +145,36 @@ impl Plugin {
         let device = NonNull::new(unsafe { lunar_tcmu_open(config.as_ptr(), bytes, block_bytes) });
         let device = device.ok_or(PluginError::Open)?;
         let name = format!("tcmu {}", text(lunar_tcmu_subtype()));
-        Ok(Opened { device, name, bytes, block_bytes, has_failed: false, is_usable: true })
+        let handle = Arc::new(Mutex::new(Handle(device)));
+        Ok(Opened { handle, name, bytes, block_bytes, has_failed: false, is_usable: true })
+    }
+}
+
+/// The device that a plug-in has opened.
+#[derive(Debug)]
+struct Handle(NonNull<c_void>);
+
+// SAFETY: one thread at a time calls the plug-in, and plug-ins are called from several threads in tcmu-runner, too.
+unsafe impl Send for Handle {}
+
+/// Closes the data of a plug-in, from another thread than the one that serves them.
+#[derive(Debug)]
+pub(crate) struct Closing(Arc<Mutex<Handle>>);
+
+impl Closing {
+    /// Closes the data after the call in progress, and ends the process: no other call begins.
+    pub(crate) fn close_and_exit(self) -> ! {
+        let handle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the device is open, and the lock, which stays, keeps all calls of it away.
+        unsafe { lunar_tcmu_close(handle.0.as_ptr()) };
+        std::process::exit(0)
     }
 }
 
 /// Data that a plug-in has opened.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    device: NonNull<c_void>,
+    handle: Arc<Mutex<Handle>>,
     name: String,
     bytes: u64,
     block_bytes: u32,
@@ -161,30 +184,25 @@ pub(crate) struct Opened {
     is_usable: bool,
 }
 
-// SAFETY: one thread at a time calls the plug-in, and plug-ins are called from several threads in tcmu-runner, too.
-unsafe impl Send for Opened {}
-
 impl Opened {
-    /// The status of a call.
-    fn status(&self, code: c_int, otherwise: Status) -> Result<(), Status> {
+    /// The way to close the data at the end of the process.
+    pub(crate) fn closing(&self) -> Closing {
+        Closing(self.handle.clone())
+    }
+
+    /// Calls the plug-in with its device.
+    fn call(&self, call: impl FnOnce(*mut c_void) -> c_int) -> Result<(), Status> {
         const OK: c_int = 0;
         const NOT_HANDLED: c_int = -1;
-        match code {
+        if !self.is_usable {
+            return Err(Status::FAILED);
+        }
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        match call(handle.0.as_ptr()) {
             OK => Ok(()),
             NOT_HANDLED => Err(Status::UNSUPPORTED),
-            _ => Err(otherwise),
+            _ => Err(Status::MEDIUM_ERROR),
         }
-    }
-
-    /// Closes the data. Must be the last call.
-    pub(crate) fn close(&mut self) {
-        self.is_usable = false;
-        // SAFETY: the device is open, and no function calls the plug-in any more.
-        unsafe { lunar_tcmu_close(self.device.as_ptr()) };
-    }
-
-    fn check(&self) -> Result<(), Status> {
-        if self.is_usable { Ok(()) } else { Err(Status::FAILED) }
     }
 }
 
@@ -213,40 +231,31 @@ impl Device for Opened {
     }
 
     fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Status> {
-        self.check()?;
         // A plug-in that reads less than it says must not leave data of another command.
         into.fill(0);
         // SAFETY: the device is open; the plug-in writes to `into` until the call returns, and not behind it.
-        let code = unsafe { lunar_tcmu_read(self.device.as_ptr(), into.as_mut_ptr().cast(), into.len(), offset) };
-        self.status(code, Status::MEDIUM_ERROR)
+        self.call(|device| unsafe { lunar_tcmu_read(device, into.as_mut_ptr().cast(), into.len(), offset) })
     }
 
     fn write(&mut self, offset: u64, data: &[u8], durable: bool) -> Result<(), Status> {
-        self.check()?;
         // SAFETY: the device is open; the plug-in reads `data` until the call returns, and does not write to it: the
         // interface has one type for both directions.
-        let code =
-            unsafe { lunar_tcmu_write(self.device.as_ptr(), data.as_ptr().cast_mut().cast(), data.len(), offset) };
-        self.status(code, Status::MEDIUM_ERROR)?;
+        self.call(|device| unsafe { lunar_tcmu_write(device, data.as_ptr().cast_mut().cast(), data.len(), offset) })?;
         if durable { self.flush() } else { Ok(()) }
     }
 
     fn flush(&mut self) -> Result<(), Status> {
-        self.check()?;
         if self.has_failed {
             return Err(Status::MEDIUM_ERROR);
         }
         // SAFETY: the device is open.
-        let code = unsafe { lunar_tcmu_flush(self.device.as_ptr()) };
-        let result = self.status(code, Status::MEDIUM_ERROR);
+        let result = self.call(|device| unsafe { lunar_tcmu_flush(device) });
         self.has_failed = result.is_err();
         result
     }
 
     fn unmap(&mut self, offset: u64, length: u64) -> Result<(), Status> {
-        self.check()?;
         // SAFETY: the device is open.
-        let code = unsafe { lunar_tcmu_unmap(self.device.as_ptr(), offset, length) };
-        self.status(code, Status::MEDIUM_ERROR)
+        self.call(|device| unsafe { lunar_tcmu_unmap(device, offset, length) })
     }
 }

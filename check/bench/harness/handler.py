@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 from .rows import KIB, MIB, Row
 from .targets import INITIATOR_CPU, NULL_BYTES, Lunar, Setup, Unavailable
+from .vfio import WithMachines
 
 
 class WithHandler(Lunar):
@@ -69,17 +69,11 @@ class Handler(WithHandler):
         return [str(self.socket)]
 
 
-class OverVfioUser:
+class OverVfioUser(WithMachines):
     """The first volume as a namespace of a controller of a virtual machine, with shadow doorbells."""
 
-    def portal_arguments(self) -> list[str]:
-        return [*super().portal_arguments(), "--vm-folder", str(self.folder()), "--vm", "bench"]
-
-    def folder(self) -> Path:
-        return self.setup.folder / f"vm-{self.name}"
-
     def url(self, store: str) -> str | None:
-        return f"vfio-user:{self.folder() / 'bench' / 'cntrl'}#1"
+        return f"vfio-user:{self.socket('bench')}#1"
 
 
 class HandlerOverVfioUser(OverVfioUser, Handler):

@@ -26,17 +26,13 @@ BURST = 1000
 WAKES = 200
 
 
-class LunarVfio(Lunar):
-    """Shadow doorbells in the guest's memory, as Linux uses them: an idle guest is not polled."""
+class WithMachines:
+    """Controllers of virtual machines besides iSCSI."""
 
-    first_unit = 1
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup, [f"null:{NULL_BYTES}", f"ram:{RAM_BYTES}"])
+    machines = ("bench",)
 
     def portal_arguments(self) -> list[str]:
-        names = ["bench", *(f"idle{number}" for number in range(MACHINES))]
-        machines = [word for name in names for word in ("--vm", name)]
+        machines = [word for name in self.machines for word in ("--vm", name)]
         return [*super().portal_arguments(), "--vm-folder", str(self.folder()), *machines]
 
     def folder(self) -> Path:
@@ -44,6 +40,16 @@ class LunarVfio(Lunar):
 
     def socket(self, name: str) -> str:
         return str(self.folder() / name / "cntrl")
+
+
+class LunarVfio(WithMachines, Lunar):
+    """Shadow doorbells in the guest's memory, as Linux uses them: an idle guest is not polled."""
+
+    first_unit = 1
+    machines = ("bench", *(f"idle{number}" for number in range(MACHINES)))
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup, [f"null:{NULL_BYTES}", f"ram:{RAM_BYTES}"])
 
     def url(self, store: str) -> str | None:
         if store not in STORES:

@@ -312,7 +312,10 @@ void lunar_tcmu_close(struct tcmu_device *device)
 
 static struct command *begin(void *data, size_t bytes)
 {
+    /* A defective plug-in may still answer the command before. */
+    pthread_mutex_lock(&lock);
     memset(&call, 0, sizeof call);
+    pthread_mutex_unlock(&lock);
     call.piece = (struct iovec){ .iov_base = data, .iov_len = bytes };
     call.scsi.cdb = call.cdb;
     call.scsi.pieces = call.command.pieces = &call.piece;

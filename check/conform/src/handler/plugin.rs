@@ -16,8 +16,6 @@ use crate::target::Lab;
 use crate::test_data::{Random, pattern};
 use crate::verifying_writer::VerifyingWriter;
 
-/// The package's plug-in for images, where Debian has it.
-const QCOW: &str = "/usr/lib/x86_64-linux-gnu/tcmu-runner/handler_qcow.so";
 /// Blocks of a piece of data, and the first block of each: behind the region of the verifying writer.
 const PIECE: u32 = 100;
 const PIECES: [u64; 3] = [40_001, 77_777, 131_072 - PIECE as u64];
@@ -40,13 +38,16 @@ fn qemu_img(words: &[&str], files: &[&Path]) -> Result<String> {
 /// An image of QEMU: the data of an initiator is in it, and outlives processes that are killed.
 pub(super) fn image(lab: &Lab, (daemon, lun): (&Daemon, u16), kills: u64) -> Result<()> {
     let (program, image) = (program(lab)?, daemon.folder.join("image.qcow2"));
-    if !Path::new(QCOW).exists() {
-        return skip("there is no plug-in for images: apt install tcmu-runner");
-    }
     // The plug-in is not consistent when it is killed while it allocates a cluster: the clusters exist before.
     qemu_img(&["create", "-q", "-f", "qcow2", "-o", "preallocation=metadata"], &[&image, Path::new("64M")])?;
-    let words = ["qcow".into(), image.clone().into(), daemon.socket(lun).into(), "--size".into(), "64M".into()];
-    let mut handler = Handler::with(program, words.to_vec())?;
+    let words =
+        |size: &str| vec!["qcow".into(), image.clone().into(), daemon.socket(lun).into(), "--size".into(), size.into()];
+    let refused = run(Command::new(&program).args(words("32M")), LIMIT)?;
+    if refused.text.contains("there is no handler_qcow.so") {
+        return skip("there is no plug-in for images: apt install tcmu-runner");
+    }
+    ensure!(!refused.status.success() && refused.text.contains("cannot open its data"), "{}", refused.text);
+    let mut handler = Handler::with(program, words("64M"))?;
     daemon.until_state(lun, "connected")?;
     let mut session = daemon.session(lun)?;
     let data = |at: u64| pattern(at, 1, PIECE as usize * BLOCK);
