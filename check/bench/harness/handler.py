@@ -62,11 +62,11 @@ class Handler(WithHandler):
     built_by = "-p lunar-handler --example null_handler"
 
     def __init__(self, setup: Setup) -> None:
-        self.socket = setup.folder / "null.sock"
-        super().__init__(setup, [f"handler:{self.socket}:{NULL_BYTES}"])
+        self.served_at = setup.folder / "null.sock"
+        super().__init__(setup, [f"handler:{self.served_at}:{NULL_BYTES}"])
 
     def serve_arguments(self) -> list[str]:
-        return [str(self.socket)]
+        return [str(self.served_at)]
 
 
 class OverVfioUser(WithMachines):
